@@ -1,0 +1,47 @@
+# Two commands matter on a fresh machine: `make demo` and `make test`. Both set everything up first.
+VENV ?= $(CURDIR)/.venv
+BIN := $(VENV)/bin
+PACKAGES := client/src services/extractor/src services/extractor/tap/src services/trainer/src
+CODE := $(PACKAGES) tests benchmarks deploy
+PROFILE ?= demo
+KEEP ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check test-long bench lock format clean
+
+help: ## list these targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: ## make the virtual environment with pinned dependencies (quick when nothing changed)
+	@TAPHOUSE_VENV=$(VENV) bash deploy/local/setup.sh
+
+demo: setup ## the main job on the real engine; PROFILE=smoke|demo|kimi-k2.5, KEEP=1 leaves it running
+	@$(BIN)/python deploy/local/demo.py --profile $(PROFILE) $(if $(KEEP),--keep)
+
+check: setup ## format, lint, types, import contracts, unit tests: under two minutes
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q tests/unit
+
+test: check ## everything but the long tests: real engine, real Redis, real trainer
+	$(BIN)/pytest tests --ignore=tests/unit -m "not slow"
+
+test-long: setup ## the tests marked slow
+	$(BIN)/pytest tests -m slow
+
+bench: setup ## benchmarks on this machine; docs/benchmarks.md says how to read them
+	$(BIN)/python benchmarks/codec.py
+	$(BIN)/python benchmarks/capture_cpu.py
+
+lock: setup ## resolve requirements/base.in into requirements/lock.txt
+	$(BIN)/uv pip compile -q --python-version 3.11 --override requirements/overrides.txt \
+		requirements/base.in -o requirements/lock.txt --no-annotate --no-header
+
+format: setup ## let ruff format and fix
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+clean: ## remove what the demo, the tests and the checkers made (not the environment)
+	rm -rf .demo .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
