@@ -34,7 +34,7 @@ else
 fi
 rm -f "$stamp"
 
-pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
+pip=("$venv/bin/python" -m pip --disable-pip-version-check -qq)
 export VIRTUAL_ENV=$venv UV_LINK_MODE=${UV_LINK_MODE:-copy}
 "${pip[@]}" install "uv==$uv" || fail "pip could not install uv (is a package index reachable?)"
 
