@@ -1,0 +1,97 @@
+"""The slice contract between the tap inside vLLM and whoever consumes captures (numpy and stdlib only).
+
+::
+
+    <slice_dir>/                     0700, ours alone
+      start-<id>/                    0700, one an engine start
+        lock                         shared lock of every process of the start; unheld = dead, may be swept
+        secret                       0600, signs opt-ins
+        admission.lock               held while space is reserved
+        d<dp>-t<tp>.json             a rank's record
+        <tag>.claim                  space reserved for one capture
+        <tag>.t<tp>.part -> .slice   a rank's columns of it, sealed by rename
+
+Who consumed a capture removes it with `release`. Start reading at `start.py` (directory), `files.py` (one
+slice), `join.py` (all ranks), `opt_in.py` (who may be captured), `stream.py` (the streamed answer).
+"""
+
+from .errors import (
+    BadOptIn,
+    BadSlice,
+    BadStream,
+    CaptureFailed,
+    ChecksumMismatch,
+    DirectoryFull,
+    MissingRows,
+    SliceError,
+    SlicesDisagree,
+    TooManyInFlight,
+    TruncatedSlice,
+    UnsafeDirectory,
+    UnsupportedSlice,
+)
+from .files import RAW_DTYPES, SliceWriter, Trailer, read_slice, read_trailer, seal_error
+from .join import check_slices, join_slices
+from .opt_in import (
+    EXTRA_ARGS_KEY,
+    OptIn,
+    canonical_json,
+    fingerprint_id,
+    is_tag,
+    new_tag,
+    verify_opt_in,
+)
+from .start import (
+    Claim,
+    Start,
+    check_private,
+    open_start,
+    read_records,
+    release,
+    start_id_of,
+    sweep_dead_starts,
+)
+from .stream import Stream, encode_stream, parse_stream, stream_parts
+
+__all__ = [
+    "EXTRA_ARGS_KEY",
+    "RAW_DTYPES",
+    "BadOptIn",
+    "BadSlice",
+    "BadStream",
+    "CaptureFailed",
+    "ChecksumMismatch",
+    "Claim",
+    "DirectoryFull",
+    "MissingRows",
+    "OptIn",
+    "SliceError",
+    "SliceWriter",
+    "SlicesDisagree",
+    "Start",
+    "Stream",
+    "TooManyInFlight",
+    "Trailer",
+    "TruncatedSlice",
+    "UnsafeDirectory",
+    "UnsupportedSlice",
+    "canonical_json",
+    "check_private",
+    "check_slices",
+    "encode_stream",
+    "fingerprint_id",
+    "is_tag",
+    "join_slices",
+    "new_tag",
+    "open_start",
+    "parse_stream",
+    "read_records",
+    "read_slice",
+    "read_trailer",
+    "release",
+    "seal_error",
+    "start_id_of",
+    "stream_parts",
+    "sweep_dead_starts",
+    "verify_opt_in",
+]

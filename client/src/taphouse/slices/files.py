@@ -1,0 +1,272 @@
+"""Slice files: one TP rank's columns of one capture.
+
+::
+
+    payload    rows * L * W elements, little endian: [T, L, W], so row t starts at t * L * W * itemsize
+    trailer    JSON, UTF-8 (`Trailer`)
+    u32 LE     length of the trailer in bytes
+    u32 LE     crc32 of the trailer (the payload's stands inside it)
+    8 bytes    b"TAPSLIC1"
+
+The payload comes first, so that a chunk of rows is one `pwrite` and surplus rows are one truncation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import struct
+import zlib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ChecksumMismatch, DirectoryFull, MissingRows, TruncatedSlice, UnsupportedSlice
+
+MAGIC = b"TAPSLIC1"
+VERSION = 1
+RAW_DTYPES: dict[str, np.dtype[Any]] = {
+    "bfloat16": np.dtype("<u2"),
+    "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"),
+}
+"""numpy dtype of each state dtype's raw elements; numpy has no bfloat16, so its bits travel as uint16."""
+
+_TAIL = struct.Struct("<II8s")
+_MAX_TRAILER = 1 << 20
+_CHUNK = 1 << 24
+
+
+@dataclass(frozen=True)
+class Trailer:
+    """What a slice says of itself.
+
+    `layers` are the ids of axis 1 in order; `column_offset` and `width` place this rank's columns in
+    `hidden_size`; `rows` may exceed what the client got; `error` says why a capture has no rows.
+    """
+
+    tag: str
+    start_id: str
+    tap_version: str
+    tp_rank: int
+    tp_size: int
+    dp_rank: int
+    layers: tuple[int, ...]
+    dtype: str
+    hidden_size: int
+    column_offset: int
+    width: int
+    rows: int
+    prompt_len: int
+    crc32: int
+    error: str | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of this slice."""
+        return len(self.layers) * self.width * RAW_DTYPES[self.dtype].itemsize
+
+    def to_json(self) -> str:
+        """Return the trailer as it stands in the file."""
+        body = asdict(self)
+        body["checksum"] = {"algorithm": "crc32", "value": body.pop("crc32")}
+        return json.dumps({"version": VERSION, **body})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Trailer:
+        """Parse a trailer; raise `TruncatedSlice` if it isn't one, `UnsupportedSlice` if it is newer."""
+        try:
+            body = json.loads(text)
+            version = body.pop("version")
+            if version != VERSION:
+                raise UnsupportedSlice(f"slice version {version!r}; this reader knows {VERSION}")
+            checksum = body.pop("checksum")
+            if checksum["algorithm"] != "crc32":
+                raise UnsupportedSlice(f"slice checksum {checksum['algorithm']!r}; this reader knows crc32")
+            known = {f.name for f in fields(cls)}
+            trailer = cls(
+                **{k: v for k, v in body.items() if k in known and k not in ("layers", "crc32")},
+                layers=tuple(int(i) for i in body["layers"]),
+                crc32=int(checksum["value"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TruncatedSlice(f"unreadable slice trailer: {error}") from error
+        if trailer.dtype not in RAW_DTYPES:
+            raise UnsupportedSlice(f"slice dtype {trailer.dtype!r}; this reader knows {sorted(RAW_DTYPES)}")
+        return trailer
+
+
+class SliceWriter:
+    """Writes one slice: rows in any order with `write`, then `seal` (or `abort`).
+
+    The file is `<tag>.t<rank>.part` until it is sealed. Space for `capacity` rows is taken at once, so a full
+    file system is a `DirectoryFull` error here and never a fault later.
+    """
+
+    def __init__(self, directory: Path, trailer: Trailer, capacity: int) -> None:
+        self.part = directory / f"{trailer.tag}.t{trailer.tp_rank}.part"
+        self.final = self.part.with_suffix(".slice")
+        self.capacity = capacity
+        self._claim = directory / f"{trailer.tag}.claim"
+        self._trailer = trailer
+        self._crc, self._in_order = 0, 0
+        self._fd = os.open(
+            self.part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+        try:
+            if capacity:
+                os.posix_fallocate(self._fd, 0, capacity * trailer.row_bytes)
+        except OSError as error:
+            self.abort()
+            raise _space_error(error, self.part) from error
+
+    def write(self, row: int, rows: NDArray[Any]) -> None:
+        """Write `rows` [n, L, W] (raw elements, C order) at row number `row`; later writes win."""
+        count = rows.shape[0]
+        if row < 0 or row + count > self.capacity:
+            raise ValueError(f"rows [{row}, {row + count}) lie outside the {self.capacity} reserved")
+        data = rows.reshape(-1).view(np.uint8).data
+        if len(data) != count * self._trailer.row_bytes:
+            raise ValueError(f"{count} rows take {count * self._trailer.row_bytes} bytes, got {len(data)}")
+        offset = row * self._trailer.row_bytes
+        try:
+            _pwrite_all(self._fd, data, offset)
+        except OSError as error:
+            raise _space_error(error, self.part) from error
+        if self._in_order == row:
+            self._crc = zlib.crc32(data, self._crc)
+            self._in_order += count
+        else:
+            self._in_order = -1
+
+    def seal(self, rows: int, error: str | None = None) -> Trailer | None:
+        """Cut the file to `rows` rows, add the trailer, and give it its final name.
+
+        Returns the trailer, or None when the claim went away meanwhile (the client left): then nothing stays.
+        """
+        if rows > self.capacity:
+            raise ValueError(f"{rows} rows don't fit the {self.capacity} reserved")
+        size = rows * self._trailer.row_bytes
+        crc = self._crc if self._in_order == rows else _crc_of(self._fd, size)
+        trailer = Trailer(**{**_plain(self._trailer), "rows": rows, "crc32": crc, "error": error})
+        text = trailer.to_json().encode()
+        try:
+            os.ftruncate(self._fd, size)
+            _pwrite_all(self._fd, memoryview(text + _TAIL.pack(len(text), zlib.crc32(text), MAGIC)), size)
+        except OSError as error_:
+            raise _space_error(error_, self.part) from error_
+        self._close()
+        with contextlib.suppress(FileNotFoundError):
+            self.part.rename(self.final)
+        if not self._claim.exists():
+            self.final.unlink(missing_ok=True)
+            return None
+        return trailer
+
+    def abort(self) -> None:
+        """Drop the part. Idempotent."""
+        self._close()
+        self.part.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def seal_error(directory: Path, trailer: Trailer, error: str) -> Trailer | None:
+    """Seal a slice without rows that says why the capture failed, in place of any part there is."""
+    (directory / f"{trailer.tag}.t{trailer.tp_rank}.part").unlink(missing_ok=True)
+    return SliceWriter(directory, trailer, capacity=0).seal(0, error=error)
+
+
+def read_trailer(path: str | os.PathLike[str]) -> Trailer:
+    """Read a slice's trailer; raises the `BadSlice` errors. The payload is not looked at."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return _trailer_of(fd, path)
+    finally:
+        os.close(fd)
+
+
+def read_slice(
+    path: str | os.PathLike[str], *, rows: int | None = None, verify: bool = True
+) -> tuple[Trailer, NDArray[Any]]:
+    """Read a slice: its trailer and its first `rows` rows (all if None) as raw elements [T, L, W].
+
+    `verify` checks the checksum over the whole payload. Raises the `BadSlice` errors; `MissingRows` if the
+    slice has fewer than `rows` rows.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        trailer = _trailer_of(fd, path)
+        payload = np.empty(trailer.rows * trailer.row_bytes, np.uint8)
+        _pread_all(fd, payload.data, path)
+    finally:
+        os.close(fd)
+    if verify and zlib.crc32(payload.data) != trailer.crc32:
+        raise ChecksumMismatch(f"{path}: the payload's crc32 differs from the trailer's")
+    wanted = trailer.rows if rows is None else rows
+    if wanted > trailer.rows:
+        raise MissingRows(f"{path} holds {trailer.rows} rows, {wanted} are needed")
+    shape = (trailer.rows, len(trailer.layers), trailer.width)
+    return trailer, payload.view(RAW_DTYPES[trailer.dtype]).reshape(shape)[:wanted]
+
+
+def _trailer_of(fd: int, path: str | os.PathLike[str]) -> Trailer:
+    size = os.fstat(fd).st_size
+    if size < _TAIL.size:
+        raise TruncatedSlice(f"{path} is {size} bytes: too short to be a slice")
+    length, crc, magic = _TAIL.unpack(os.pread(fd, _TAIL.size, size - _TAIL.size))
+    if magic != MAGIC:
+        raise TruncatedSlice(f"{path} does not end in a slice trailer (cut, or not a slice)")
+    if length > min(_MAX_TRAILER, size - _TAIL.size):
+        raise TruncatedSlice(f"{path} says its trailer is {length} bytes, which does not fit")
+    text = os.pread(fd, length, size - _TAIL.size - length)
+    if zlib.crc32(text) != crc:
+        raise ChecksumMismatch(f"{path}: the trailer is not what was written")
+    trailer = Trailer.from_json(text)
+    if trailer.rows < 0 or trailer.rows * trailer.row_bytes + length + _TAIL.size != size:
+        raise TruncatedSlice(f"{path} is {size} bytes, not what its trailer says ({trailer.rows} rows)")
+    return trailer
+
+
+def _plain(trailer: Trailer) -> dict[str, Any]:
+    return {f.name: getattr(trailer, f.name) for f in fields(trailer)}
+
+
+def _crc_of(fd: int, size: int) -> int:
+    crc, offset = 0, 0
+    while offset < size:
+        data = os.pread(fd, min(_CHUNK, size - offset), offset)
+        if not data:
+            raise TruncatedSlice(f"the part ends at {offset} of {size} bytes")
+        crc = zlib.crc32(data, crc)
+        offset += len(data)
+    return crc
+
+
+def _pwrite_all(fd: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)
+
+
+def _pread_all(fd: int, into: memoryview, path: str | os.PathLike[str]) -> None:
+    done = 0
+    while done < len(into):
+        got = os.preadv(fd, [into[done:]], done)
+        if not got:
+            raise TruncatedSlice(f"{path} ended at {done} of {len(into)} bytes")
+        done += got
+
+
+def _space_error(error: OSError, path: Path) -> Exception:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DirectoryFull(f"no room for {path.name}: {error.strerror}")
+    return error
