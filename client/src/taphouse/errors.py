@@ -1,0 +1,231 @@
+"""Every error that `taphouse` raises on purpose. One tree:
+
+    TaphouseError                    exit 1
+    ├── ShardError                   exit 5   a shard, or a sample for one, is not what it should be
+    │   ├── TruncatedShard                    fewer or more bytes than it declares
+    │   ├── MalformedShard                    not a shard, or its header contradicts itself
+    │   ├── UnsupportedShard                  a format, version, codec or dtype this version doesn't know
+    │   ├── ChecksumMismatch                  bytes are not the ones that were written
+    │   └── InvalidSample                     shape, dtype, ids, mask or id of a sample
+    │       ├── NotFinite                     NaN or infinity among the hidden states
+    │       └── ZeroRow                       a row of hidden states that is all zeros
+    ├── StoreError                   exit 6   the store can't do what was asked
+    │   ├── UnsafePath                        a path that could leave the store, or hide in it
+    │   ├── NotInStore                        nothing under that path
+    │   ├── StoreFull                         no space, quota or file-size limit
+    │   └── StoreDenied                       read-only or no permission
+    ├── LedgerError                  exit 6   an entry is unreadable, or the ledger has a gap
+    ├── ApiError                     exit 4   the extractor API answered with an error
+    │   ├── BadRequest               exit 2   400, 422
+    │   ├── Unauthorized             exit 7   401, 403
+    │   ├── NotFound                          404
+    │   ├── TooLarge                          413
+    │   ├── TooBusy                           429, with `retry_after`
+    │   └── Unavailable                       5xx
+    ├── Unreachable                  exit 4   no answer from the server
+    └── PartialFailure               exit 3   some rows were done and some failed
+
+`taphouse.slices` runs inside vLLM, imports nothing of this package and has errors of its own.
+
+An error carries what was wrong (`message`), what to do about it (`advice`, may be empty) and the exit status
+that a command which ends with it should use (`exit_code`). `str()` gives message and advice in one line.
+"""
+
+from __future__ import annotations
+
+
+class TaphouseError(Exception):
+    """Base of all errors here. `message` says what was wrong, `advice` what to do."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, advice: str = "") -> None:
+        super().__init__(message, advice)
+        self.message = message
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.advice}" if self.advice else self.message
+
+
+class ShardError(TaphouseError):
+    """A shard or a sample was refused.
+
+    `source` is the file (or "<bytes>"), `index` and `sample` the sample's place and id, `tensor` its tensor;
+    each is None where the error isn't that particular. `detail` is the message without them.
+    """
+
+    exit_code = 5
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        source: str | None = None,
+        index: int | None = None,
+        sample: str | None = None,
+        tensor: str | None = None,
+        advice: str = "",
+    ) -> None:
+        self.detail = detail
+        self.source = source
+        self.index = index
+        self.sample = sample
+        self.tensor = tensor
+        super().__init__(_place(source, index, sample, tensor) + detail, advice=advice)
+
+    def at(
+        self,
+        *,
+        source: str | None = None,
+        index: int | None = None,
+        sample: str | None = None,
+        tensor: str | None = None,
+    ) -> ShardError:
+        """The same error with its place filled in where it was not known; what is known stays."""
+        return type(self)(
+            self.detail,
+            source=self.source if source is None else source,
+            index=self.index if index is None else index,
+            sample=self.sample if sample is None else sample,
+            tensor=self.tensor if tensor is None else tensor,
+            advice=self.advice,
+        )
+
+
+def _place(source: str | None, index: int | None, sample: str | None, tensor: str | None) -> str:
+    parts = []
+    if source is not None:
+        parts.append(source)
+    if index is not None or sample is not None:
+        number = "" if index is None else f" {index}"
+        name = "" if sample is None else f" {sample!r}"
+        parts.append(f"sample{number}{name}")
+    if tensor is not None:
+        parts.append(tensor)
+    return ": ".join([*parts, ""]) if parts else ""
+
+
+class TruncatedShard(ShardError):
+    """The file or body has fewer or more bytes than it declares."""
+
+
+class MalformedShard(ShardError):
+    """Not a shard, or a header that contradicts itself or the file."""
+
+
+class UnsupportedShard(ShardError):
+    """A format, version, codec or dtype that this version of taphouse doesn't know."""
+
+
+class ChecksumMismatch(ShardError):
+    """A tensor, the header or the file is not the one that was written."""
+
+
+class InvalidSample(ShardError):
+    """A sample whose shapes, dtypes, ids or mask are wrong."""
+
+
+class NotFinite(InvalidSample):
+    """NaN or infinity among the hidden states."""
+
+
+class ZeroRow(InvalidSample):
+    """A row of hidden states that is all zeros: what a capture that never happened looks like."""
+
+
+class StoreError(TaphouseError):
+    """The store can't do what was asked. `path` is the path inside the store, or the store's root."""
+
+    exit_code = 6
+
+    def __init__(self, message: str, *, path: str = "", advice: str = "") -> None:
+        super().__init__(message, advice=advice)
+        self.path = path
+
+
+class UnsafePath(StoreError):
+    """A path that could leave the store or be taken for a temporary file."""
+
+
+class NotInStore(StoreError):
+    """Nothing is stored under this path."""
+
+
+class StoreFull(StoreError):
+    """No space left, or a quota or size limit reached. Nothing half-written is visible."""
+
+
+class StoreDenied(StoreError):
+    """The store is read-only, or this user may not read or write there."""
+
+
+class LedgerError(TaphouseError):
+    """An entry can't be read, or one below the head is missing."""
+
+    exit_code = 6
+
+
+class ApiError(TaphouseError):
+    """The extractor API answered with an error status.
+
+    `code` and `param` are the body's, where it has them; `retry_after` is in seconds.
+    """
+
+    exit_code = 4
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+        advice: str = "",
+    ) -> None:
+        super().__init__(message, advice=advice)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+
+
+class BadRequest(ApiError):
+    """400 or 422: the request itself is wrong; `param` names the field."""
+
+    exit_code = 2
+
+
+class Unauthorized(ApiError):
+    """401 or 403: no token, or one that isn't accepted."""
+
+    exit_code = 7
+
+
+class NotFound(ApiError):
+    """404: no such job, shard or route."""
+
+
+class TooLarge(ApiError):
+    """413: the body is over the server's limit."""
+
+
+class TooBusy(ApiError):
+    """429: try again after `retry_after` seconds."""
+
+
+class Unavailable(ApiError):
+    """5xx: the server, or something behind it, is not working now."""
+
+
+class Unreachable(TaphouseError):
+    """No answer: connection refused, name not found, timeout or a cut body."""
+
+    exit_code = 4
+
+
+class PartialFailure(TaphouseError):
+    """Part of the work was done and part failed; the counts are in the message."""
+
+    exit_code = 3

@@ -1,0 +1,192 @@
+"""The ledger: the ordered record of sealed shards that trainers consume.
+
+Entries are files `ledger/<seq>.json` in the store, numbered from 1 without gaps, never changed. A second
+name of the same file, `ledger/by-shard/<shard>.json`, says that a shard has its entry. A cursor is a
+sequence number.
+
+Appending, under the lock: (1) the newest entry's by-shard name is repaired, (2) a shard that has an entry
+gets that one back, (3) the entry is written to a temporary file, flushed, linked to its number and the
+directory flushed, (4) linked by shard. A writer killed between 3 and 4 leaves only the newest entry without
+its second name, which 1 repairs. Readers need no lock: entry `seq + 1` is there, whole, or isn't yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from taphouse.errors import LedgerError, NotInStore, ShardError
+from taphouse.shards.header import ShardFacts
+from taphouse.shards.reader import describe_shard
+from taphouse.shards.writer import SHARD_DIRECTORY, SUFFIX, shard_path
+from taphouse.store import Store, to_json
+
+_DIRECTORY = "ledger"
+_LOCK = f"{_DIRECTORY}/lock"
+
+
+class LedgerEntry(ShardFacts):
+    """A shard's facts and its place in the order. `created_at` is in unix seconds."""
+
+    version: Literal[1] = 1
+    seq: int = Field(ge=1)
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Reconciliation:
+    """What `Ledger.reconcile` did and found.
+
+    `added`: entries of sealed shards that had none. `missing`: entries whose shard is gone. `refused`:
+    names of files that are no whole shards, each with the reason; they get no entry.
+    """
+
+    added: tuple[LedgerEntry, ...]
+    missing: tuple[LedgerEntry, ...]
+    refused: tuple[tuple[str, str], ...]
+
+
+class Ledger:
+    """The ledger of a store. Any number of processes and threads may append and read at once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known_head = 0
+
+    def append(self, facts: ShardFacts, *, created_at: float | None = None) -> LedgerEntry:
+        """Record a sealed shard; durable when this returns.
+
+        A shard that has an entry keeps it, and that entry is returned. Raises `StoreError` when the store
+        can't be written (no entry was made, or the one made is found by the next append), `LedgerError`
+        when the newest entry can't be read.
+        """
+        with self._store.lock(_LOCK):
+            head = self.head()
+            if head:
+                newest = self._read(head)
+                self._store.link(_entry_path(head), _shard_entry_path(newest.shard))
+            existing = self.find(facts.shard)
+            if existing is not None:
+                return existing
+            entry = LedgerEntry(
+                seq=head + 1,
+                created_at=time.time() if created_at is None else created_at,
+                **{name: getattr(facts, name) for name in ShardFacts.model_fields},
+            )
+            if not self._store.put_new(_entry_path(entry.seq), to_json(entry.model_dump())):
+                raise LedgerError(
+                    f"ledger entry {entry.seq} appeared while the lock was held",
+                    advice="The store's file system must support flock: check how it is mounted",
+                )
+            self._store.link(_entry_path(entry.seq), _shard_entry_path(entry.shard))
+            self._known_head = entry.seq
+            return entry
+
+    def entries(self, after: int = 0) -> Iterator[LedgerEntry]:
+        """Entries with a number over `after`, in order, as far as there are any now.
+
+        To follow the ledger, call it again with the last entry's `seq`. Raises `LedgerError` for an
+        unreadable entry, and for a cursor past the head (another store's, or one that was reset).
+        """
+        if after and self.entry(after) is None:
+            raise LedgerError(
+                f"cursor {after} is past the ledger's head {self.head()}",
+                advice="The store was reset or is another one: begin again at cursor 0 or use the old store",
+            )
+        seq = after + 1
+        while (entry := self.entry(seq)) is not None:
+            yield entry
+            seq += 1
+
+    def entry(self, seq: int) -> LedgerEntry | None:
+        """Entry number `seq` (from 1), or None when there is none yet."""
+        try:
+            return self._read(seq)
+        except NotInStore:
+            return None
+
+    def find(self, shard: str) -> LedgerEntry | None:
+        """The entry of a shard (its file name), or None."""
+        try:
+            return _parse(self._store.read(_shard_entry_path(shard)), f"of shard {shard}")
+        except NotInStore:
+            return None
+
+    def head(self) -> int:
+        """The newest entry's number; 0 when there are none.
+
+        Entries have no gaps, so it is found in a few dozen look-ups however many there are.
+        """
+        low, step = self._known_head, 1
+        if low and not self._exists(low):
+            low = 0
+        while self._exists(low + step):
+            low, step = low + step, step * 2
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._exists(middle):
+                low = middle
+            else:
+                high = middle
+        self._known_head = low
+        return low
+
+    def reconcile(self) -> Reconciliation:
+        """Give every sealed shard its entry, in order of its name, and name entries whose shard is gone.
+
+        For after a crash between sealing and appending, or when a ledger was lost. Reads new shards whole.
+        """
+        added, refused = [], []
+        recorded = {entry.shard: entry for entry in self.entries()}
+        present = [name for name in self._store.list(SHARD_DIRECTORY) if name.endswith(SUFFIX)]
+        for name in present:
+            if name in recorded:
+                continue
+            path = shard_path(name)
+            try:
+                facts = describe_shard(self._store.local_path(path), path=path)
+            except ShardError as error:
+                refused.append((name, error.detail))
+            except NotInStore:
+                continue
+            else:
+                added.append(self.append(facts))
+        gone = recorded.keys() - set(present)
+        missing = tuple(entry for entry in recorded.values() if entry.shard in gone)
+        return Reconciliation(tuple(added), missing, tuple(refused))
+
+    def _exists(self, seq: int) -> bool:
+        return self._store.exists(_entry_path(seq))
+
+    def _read(self, seq: int) -> LedgerEntry:
+        entry = _parse(self._store.read(_entry_path(seq)), str(seq))
+        if entry.seq != seq:
+            raise LedgerError(f"ledger entry {seq} calls itself {entry.seq}", advice=_RESTORE)
+        return entry
+
+
+_RESTORE = "Restore the ledger directory from a copy, or move it away and run reconcile"
+
+
+def _entry_path(seq: int) -> str:
+    return f"{_DIRECTORY}/{seq:012d}.json"
+
+
+def _shard_entry_path(shard: str) -> str:
+    return f"{_DIRECTORY}/by-shard/{shard}.json"
+
+
+def _parse(data: bytes, name: str) -> LedgerEntry:
+    try:
+        return LedgerEntry.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise LedgerError(
+            f"ledger entry {name} can't be read ({where}: {first['msg']})", advice=_RESTORE
+        ) from error

@@ -1,0 +1,376 @@
+"""Where datasets, shards and the ledger lie: a small object store, and its implementation on a directory.
+
+Paths inside a store are relative, with `/` between parts; each part begins with a letter or digit and goes
+on with letters, digits, `.`, `_` and `-`. Anything else is `UnsafePath`, so a name from outside can't leave
+the store, and names that begin with a dot are free for temporary files.
+
+What is put is durable before the call returns: written to a temporary file, flushed to disk, given its name
+by `link` (exclusive) or `rename` (replacing), and the directory flushed. A reader sees all of an object or
+none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from taphouse.errors import NotInStore, StoreDenied, StoreError, StoreFull, UnsafePath
+
+TEMPORARY_PREFIX = ".tmp-"
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class StagedFile(Protocol):
+    """An object in the making: invisible until `seal`, gone if that never comes. A context manager."""
+
+    path: str
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append."""
+
+    def scratch(self) -> BinaryIO:
+        """An unnamed file beside it for working data, gone when closed."""
+
+    def seal(self) -> bool:
+        """Make it durable and visible. False when the name was taken: that object stays."""
+
+    def local_path(self) -> Path:
+        """Local file of the object that has the name after `seal`."""
+
+    def abort(self) -> None:
+        """Drop it."""
+
+    def __enter__(self) -> StagedFile: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class Store(Protocol):
+    """What Taphouse needs of a store. Every method raises `StoreError`s only."""
+
+    def read(self, path: str) -> bytes:
+        """All bytes of an object. Raises `NotInStore`."""
+
+    def open(self, path: str) -> BinaryIO:
+        """The object, for reading. Raises `NotInStore`."""
+
+    def put(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """Create or replace an object. `durable=False` skips the flush to disk only."""
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        """Create an object. False, and nothing changed, when there is one."""
+
+    def create(self, path: str) -> StagedFile:
+        """Begin an object that is written in pieces."""
+
+    def link(self, source: str, target: str) -> bool:
+        """Give an object a second name. False, and nothing changed, when the name is taken."""
+
+    def exists(self, path: str) -> bool:
+        """Whether there is an object or directory."""
+
+    def size(self, path: str) -> int:
+        """Bytes of an object. Raises `NotInStore`."""
+
+    def modified(self, path: str) -> float:
+        """When an object was written, in unix seconds. Raises `NotInStore`."""
+
+    def list(self, directory: str) -> list[str]:
+        """Names in a directory, sorted, without temporary files; empty when there is no such directory."""
+
+    def delete(self, path: str) -> bool:
+        """Remove an object. False when there was none."""
+
+    def lock(self, path: str) -> AbstractContextManager[None]:
+        """Hold a lock of this name, waiting for it; freed when its holder dies."""
+
+    def local_path(self, path: str) -> Path:
+        """A local file that holds the object."""
+
+    def free_bytes(self) -> int:
+        """Bytes that can still be written."""
+
+
+class LocalStore:
+    """A store in a directory of a local or shared POSIX file system (it needs hard links and flock)."""
+
+    def __init__(self, root: str | os.PathLike[str], *, create: bool = True) -> None:
+        self.root = Path(root).absolute()
+        if create:
+            with os_errors(str(self.root)):
+                _make_directory(self.root)
+        elif not self.root.is_dir():
+            raise NotInStore(f"there is no store at {self.root}", path=str(self.root))
+
+    def read(self, path: str) -> bytes:
+        """See `Store.read`."""
+        with os_errors(path):
+            return self.local_path(path).read_bytes()
+
+    def open(self, path: str) -> BinaryIO:
+        """See `Store.open`."""
+        with os_errors(path):
+            return self.local_path(path).open("rb")
+
+    def put(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """See `Store.put`."""
+        target = self.local_path(path)
+        with os_errors(path), _temporary(target, data, durable=durable) as temporary:
+            temporary.rename(target)
+            if durable:
+                _sync_directory(target.parent)
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        """See `Store.put_new`."""
+        target = self.local_path(path)
+        with os_errors(path), _temporary(target, data) as temporary:
+            return _link(temporary, target)
+
+    def create(self, path: str) -> LocalStagedFile:
+        """See `Store.create`."""
+        return LocalStagedFile(self.local_path(path), path)
+
+    def link(self, source: str, target: str) -> bool:
+        """See `Store.link`."""
+        old, new = self.local_path(source), self.local_path(target)
+        with os_errors(target):
+            _make_directory(new.parent)
+            return _link(old, new)
+
+    def exists(self, path: str) -> bool:
+        """See `Store.exists`."""
+        return self.local_path(path).exists()
+
+    def size(self, path: str) -> int:
+        """See `Store.size`."""
+        with os_errors(path):
+            return self.local_path(path).stat().st_size
+
+    def modified(self, path: str) -> float:
+        """See `Store.modified`."""
+        with os_errors(path):
+            return self.local_path(path).stat().st_mtime
+
+    def list(self, directory: str) -> list[str]:
+        """See `Store.list`."""
+        with os_errors(directory):
+            try:
+                names = [entry.name for entry in self.local_path(directory).iterdir()]
+            except FileNotFoundError:
+                return []
+        return sorted(name for name in names if _PART.fullmatch(name))
+
+    def delete(self, path: str) -> bool:
+        """See `Store.delete`."""
+        with os_errors(path):
+            try:
+                self.local_path(path).unlink()
+            except FileNotFoundError:
+                return False
+        return True
+
+    @contextlib.contextmanager
+    def lock(self, path: str) -> Iterator[None]:
+        """See `Store.lock`. Threads of one process exclude each other too."""
+        target = self.local_path(path)
+        with os_errors(path):
+            _make_directory(target.parent)
+            descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            with os_errors(path):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def local_path(self, path: str) -> Path:
+        """The file of an object. Raises `UnsafePath`; whether there is a file is not looked at."""
+        return self.root / safe_path(path)
+
+    def free_bytes(self) -> int:
+        """See `Store.free_bytes`."""
+        with os_errors(str(self.root)):
+            return shutil.disk_usage(self.root).free
+
+    def sweep_temporaries(self, older_than_s: float = 3600.0) -> int:
+        """Remove temporary files of killed writers, untouched for `older_than_s`. Returns how many."""
+        limit = time.time() - older_than_s
+        removed = 0
+        with os_errors(str(self.root)):
+            for path in self.root.rglob(f"{TEMPORARY_PREFIX}*"):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_mtime < limit:
+                        path.unlink()
+                        removed += 1
+        return removed
+
+
+class LocalStagedFile:
+    """`StagedFile` on a POSIX file system. `target` is the file it becomes, `path` how others call it."""
+
+    def __init__(self, target: Path, path: str | None = None) -> None:
+        self.path = str(target) if path is None else path
+        self._target = target
+        with os_errors(self.path):
+            self._temporary: Path | None = _temporary_name(target)
+            self._file = self._temporary.open("xb", buffering=0)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """See `StagedFile.write`."""
+        with os_errors(self.path):
+            view = memoryview(data).cast("B")
+            while view:
+                view = view[self._file.write(view) :]
+
+    def scratch(self) -> BinaryIO:
+        """See `StagedFile.scratch`."""
+        with os_errors(self.path):
+            return tempfile.TemporaryFile(dir=self._target.parent, prefix=TEMPORARY_PREFIX)
+
+    def seal(self) -> bool:
+        """See `StagedFile.seal`."""
+        if self._temporary is None:
+            raise StoreError(f"{self.path} was sealed or dropped before", path=self.path)
+        with os_errors(self.path):
+            os.fsync(self._file.fileno())
+            self._file.close()
+            linked = _link(self._temporary, self._target)
+        self.abort()
+        return linked
+
+    def local_path(self) -> Path:
+        """See `StagedFile.local_path`."""
+        return self._target
+
+    def abort(self) -> None:
+        """See `StagedFile.abort`. Does nothing after `seal`."""
+        self._file.close()
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
+            self._temporary = None
+
+    def __enter__(self) -> LocalStagedFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.abort()
+
+
+def safe_path(path: str) -> str:
+    """The path itself when it is a safe relative one. Raises `UnsafePath`."""
+    if not isinstance(path, str) or not all(_PART.fullmatch(part) for part in path.split("/")):
+        raise UnsafePath(
+            f"{path!r} is no path inside a store",
+            path=str(path),
+            advice="Between slashes use letters, digits, '.', '_' and '-', a letter or digit first",
+        )
+    return path
+
+
+@contextlib.contextmanager
+def os_errors(path: str) -> Iterator[None]:
+    """Turn an `OSError` into the `StoreError` that fits it, naming `path`."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NotInStore(f"{path} is not there", path=path) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in _FULL:
+            raise StoreFull(
+                f"{path} can't be written: {reason}", path=path, advice="Free some space and run it again"
+            ) from error
+        if error.errno in _DENIED:
+            raise StoreDenied(
+                f"{path} can't be used: {reason}",
+                path=path,
+                advice="Check owner, mode and mount of the store",
+            ) from error
+        raise StoreError(f"{path}: {reason}", path=path) from error
+
+
+def read_json(store: Store, path: str) -> Any:
+    """A JSON object in the store. Raises `NotInStore`, or `StoreError` when it is no JSON."""
+    try:
+        return json.loads(store.read(path))
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} is no JSON ({error})", path=path) from error
+
+
+def put_json(store: Store, path: str, value: Any, *, durable: bool = True) -> None:
+    """Create or replace a JSON object, keys sorted."""
+    store.put(path, to_json(value), durable=durable)
+
+
+def put_json_new(store: Store, path: str, value: Any) -> bool:
+    """Create a JSON object, keys sorted. False when there is one."""
+    return store.put_new(path, to_json(value))
+
+
+def to_json(value: Any) -> bytes:
+    """How JSON lies in a store: keys sorted, no spaces, a newline at the end."""
+    return (json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode()
+
+
+@contextlib.contextmanager
+def _temporary(target: Path, data: bytes, *, durable: bool = True) -> Iterator[Path]:
+    """A temporary file of `data` beside `target`, gone afterwards unless it was renamed."""
+    path = _temporary_name(target)
+    try:
+        with path.open("xb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+            if durable:
+                os.fsync(file.fileno())
+        yield path
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _temporary_name(target: Path) -> Path:
+    _make_directory(target.parent)
+    return target.parent / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+
+
+def _link(source: Path, target: Path) -> bool:
+    """Link exclusively and flush the directory, even when the name was taken (its writer may have died)."""
+    try:
+        target.hardlink_to(source)
+        linked = True
+    except FileExistsError:
+        linked = False
+    _sync_directory(target.parent)
+    return linked
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and its parents, each durable in the one above."""
+    if path.is_dir():
+        return
+    _make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
