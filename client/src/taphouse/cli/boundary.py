@@ -1,0 +1,152 @@
+"""The one place where an error becomes a line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from taphouse.cli.exits import CliError, ExitCode
+
+__all__ = ["Boundary", "DefaultCommand"]
+
+_ClickException: type[Exception] = typer.BadParameter.__mro__[2]
+"""Base of all usage errors, wherever the installed typer keeps click."""
+
+
+ORDER = ("extract", "enqueue", "jobs", "queue", "shards", "watch", "doctor")
+
+
+class Boundary(TyperGroup):
+    """The root command: runs the rest, and answers for whatever comes out of it."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run with `args` (default: the process's) and exit the process."""
+        given = sys.argv[1:] if args is None else list(args)
+        main = super().main
+
+        def run() -> int:
+            code = main(given, prog_name, complete_var, False, windows_expand_args, **extra)
+            sys.stdout.flush()
+            return code if isinstance(code, int) else ExitCode.OK
+
+        code = _guarded(run, debug="--debug" in given)
+        if not standalone_mode:
+            return code
+        sys.exit(code)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order people meet them."""
+        return sorted(
+            super().list_commands(ctx), key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)
+        )
+
+    def invoke(self, ctx: Any) -> Any:
+        """A reader that goes away (`| head`) is no error."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _discard_stdout()
+            raise typer.Exit(ExitCode.OK) from None
+
+
+class DefaultCommand(TyperGroup):
+    """A group whose `list` runs when the first word names no command: `jobs`, `jobs ID`, `jobs -o json`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `list` in front of arguments that don't start with a command's name."""
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+def _guarded(run: Callable[[], int], debug: bool) -> int:
+    try:
+        return run()
+    except BrokenPipeError:
+        _discard_stdout()
+        return ExitCode.OK
+    except (KeyboardInterrupt, typer.Abort):
+        _say("interrupted", None)
+        return ExitCode.INTERRUPTED
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        message, advice, code = describe(error)
+        _say(message, advice)
+        return code
+
+
+def describe(error: Exception) -> tuple[str, str | None, ExitCode]:
+    """Message, advice and exit code of an error of any kind."""
+    if isinstance(error, CliError):
+        return error.message, error.advice, error.exit_code
+    if isinstance(error, _ClickException):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "taphouse"
+        return error.format_message(), f"see `{command} --help`", ExitCode.USAGE  # type: ignore[attr-defined]
+    from taphouse import errors
+
+    if isinstance(error, errors.TaphouseError):
+        message = getattr(error, "message", None) or str(error)
+        return message, error.advice or _advice(error), _code(error)
+    if isinstance(error, OSError):
+        return str(error), None, ExitCode.UNEXPECTED
+    return (
+        f"unexpected {type(error).__name__}: {error}",
+        "run it again with --debug and report it",
+        ExitCode.UNEXPECTED,
+    )
+
+
+def _code(error: Exception) -> ExitCode:
+    """The table from the client's errors to exit codes."""
+    from taphouse import errors
+
+    table: tuple[tuple[type[Exception] | tuple[type[Exception], ...], ExitCode], ...] = (
+        ((errors.Unreachable, errors.TooBusy, errors.Unavailable), ExitCode.UNAVAILABLE),
+        (errors.ApiError, ExitCode.REFUSED),
+        (errors.ShardError, ExitCode.CHECK_FAILED),
+        (errors.PartialFailure, ExitCode.PARTIAL),
+    )
+    return next((code for kind, code in table if isinstance(error, kind)), ExitCode.UNEXPECTED)
+
+
+def _advice(error: Exception) -> str | None:
+    from taphouse import errors
+
+    table: tuple[tuple[type[Exception], str], ...] = (
+        (errors.Unreachable, "start the extractor's API, or correct --api-url / TAPHOUSE_URL"),
+        (errors.Unauthorized, "give the service's token with --token-file or TAPHOUSE_TOKEN"),
+        (errors.TooBusy, "try again a little later"),
+        (errors.Unavailable, "run `taphouse doctor`"),
+    )
+    return next((advice for kind, advice in table if isinstance(error, kind)), None)
+
+
+def _say(message: str, advice: str | None) -> None:
+    line = " ".join(message.split())
+    if advice:
+        line = f"{line} · do this: {' '.join(advice.split())}"
+    print(f"error: {line}", file=sys.stderr, flush=True)
+
+
+def _discard_stdout() -> None:
+    """Let the interpreter's last flush go nowhere instead of failing."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # stdout has no descriptor: nothing to flush into
+        return

@@ -1,0 +1,158 @@
+"""Dataset rows on this side of the wire: reading, checking, cutting. One JSON object a line.
+
+Rows are read one line at a time; nothing holds a dataset in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from pydantic import ValidationError
+
+from taphouse.cli.exits import UsageProblem
+from taphouse.wire import Row
+
+__all__ = ["DatasetReport", "RowProblem", "inspect_rows", "open_dataset", "parse_row", "rows_of", "take"]
+
+STDIN = "-"
+PROBLEMS_KEPT = 20
+BLOCK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class RowProblem:
+    """A line that is no row: `line` counts from 1 in the file."""
+
+    line: int
+    reason: str
+
+
+@dataclass
+class DatasetReport:
+    """What a dataset holds. `kinds` counts rows by the field that is taken; `problems` are the first ones."""
+
+    rows: int = 0
+    bytes: int = 0
+    bad: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    problems: list[RowProblem] = field(default_factory=list)
+
+
+@contextmanager
+def open_dataset(source: str) -> Iterator[tuple[BinaryIO, int | None]]:
+    """The bytes of a file, or of stdin for `-`, and their number where it is known.
+
+    Raises:
+        UsageProblem: the file can't be opened.
+    """
+    if source == STDIN:
+        yield sys.stdin.buffer, None
+        return
+    path = Path(source)
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UsageProblem(
+            f"the dataset {source} can't be read: {error.strerror}",
+            "give an existing JSONL file, `-` for stdin, or --server-path for a file on the service",
+        ) from error
+    with file:
+        yield file, path.stat().st_size if path.is_file() else None
+
+
+def take(lines: Iterable[bytes], limit: int) -> Iterator[bytes]:
+    """The first `limit` rows in blocks of some lines; blank lines don't count and are left out."""
+    block = bytearray()
+    for line in islice((line for line in lines if line.strip()), limit):
+        block += line if line.endswith(b"\n") else line + b"\n"
+        if len(block) >= BLOCK_BYTES:
+            yield bytes(block)
+            block.clear()
+    if block:
+        yield bytes(block)
+
+
+def parse_row(line: bytes) -> Row:
+    """One line as a row.
+
+    Raises:
+        ValueError: with a reason for people: not JSON, not an object, or nothing to extract in it.
+    """
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"a row is a JSON object, this is {_json_kind(value)}")
+    try:
+        row = Row.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        raise ValueError(f"{'.'.join(str(part) for part in first['loc'][:2])}: {first['msg']}") from None
+    if kind_of(row) is None:
+        raise ValueError("it has none of messages, prompt, text (or they are empty)")
+    for number, message in enumerate(row.messages or ()):
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f"messages[{number}] has no role")
+    return row
+
+
+def kind_of(row: Row) -> str | None:
+    """The field that is taken: `messages`, then `prompt`, then `text`; None when all are absent or empty."""
+    return next((kind for kind in ("messages", "prompt", "text") if getattr(row, kind)), None)
+
+
+def inspect_rows(lines: Iterable[bytes], limit: int | None = None) -> DatasetReport:
+    """Check every row (the first `limit`), counting what is there."""
+    report = DatasetReport()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        if limit is not None and report.rows + report.bad >= limit:
+            break
+        report.bytes += len(line)
+        try:
+            report.kinds[str(kind_of(parse_row(line)))] += 1
+            report.rows += 1
+        except ValueError as error:
+            report.bad += 1
+            if len(report.problems) < PROBLEMS_KEPT:
+                report.problems.append(RowProblem(number, str(error)))
+    return report
+
+
+def rows_of(source: str, limit: int | None = None) -> list[Row]:
+    """All rows of a small file, or of stdin for `-`.
+
+    Raises:
+        UsageProblem: a line is no row, or there is none.
+    """
+    rows: list[Row] = []
+    with open_dataset(source) as (file, _):
+        for number, line in enumerate(file, start=1):
+            if limit is not None and len(rows) >= limit:
+                break
+            if not line.strip():
+                continue
+            try:
+                rows.append(parse_row(line))
+            except ValueError as error:
+                raise UsageProblem(f"{source} line {number}: {error}", "correct the line") from error
+    if not rows:
+        raise UsageProblem(f"{source} holds no rows", "write one JSON object a line")
+    return rows
+
+
+def _json_kind(value: object) -> str:
+    names = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,166 @@
+"""`taphouse enqueue`: send a dataset, and wait for it if asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from taphouse.cli import sampling
+from taphouse.cli.exits import CheckFailed, UsageProblem
+from taphouse.cli.extract import template_arguments
+from taphouse.cli.session import Session, with_session
+from taphouse.wire import Job, JobOptions
+
+if TYPE_CHECKING:
+    from taphouse.client import Taphouse
+
+__all__ = ["enqueue"]
+
+
+@with_session()
+def enqueue(
+    session: Session,
+    dataset: Annotated[
+        str | None,
+        typer.Argument(
+            help="JSONL with messages, prompt or text in each row; - for stdin.", show_default=False
+        ),
+    ] = None,
+    *,
+    server_path: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Instead of DATASET: a file that the service reads itself, under its dataset roots.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job, for people.", show_default=False)] = None,
+    max_samples: Annotated[
+        int | None, typer.Option(min=1, help="Send only the first rows.", show_default=False)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check every row and option here, and send nothing.")
+    ] = False,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", "--follow", "-w", help="Stay until the job has ended, with a progress bar."),
+    ] = False,
+    fail_on_error: Annotated[
+        bool, typer.Option("--fail-on-error", help="With --wait: exit with 5 when a row made no sample.")
+    ] = False,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Rows of one batch, which makes one shard.",
+            rich_help_panel=sampling.PANEL,
+            show_default=False,
+        ),
+    ] = None,
+    max_tokens: sampling.MaxTokens = None,
+    temperature: sampling.Temperature = None,
+    top_p: sampling.TopP = None,
+    seed: sampling.Seed = None,
+    stop: sampling.Stop = None,
+    ignore_eos: sampling.IgnoreEos = False,
+    layers: sampling.Layers = None,
+    max_length: sampling.MaxLength = None,
+    priority: sampling.Priority = None,
+    chat_template_kwargs: sampling.ChatTemplateKwargs = None,
+) -> None:
+    """Queue a dataset for extraction; prints the job.
+
+    taphouse enqueue dataset.jsonl --max-tokens 512 --wait --fail-on-error
+    zcat big.jsonl.gz | taphouse enqueue - --name big
+    """
+    options = sampling.job_options(
+        layers,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        stop=stop,
+        ignore_eos=ignore_eos,
+        batch_size=batch_size,
+        max_length=max_length,
+        priority=priority,
+        chat_template_kwargs=template_arguments(chat_template_kwargs),
+    )
+    if (dataset is None) == (server_path is None):
+        raise UsageProblem("give one dataset", "name a JSONL file, `-` for stdin, or --server-path")
+    if server_path is not None and (dry_run or max_samples is not None):
+        raise UsageProblem("--dry-run and --max-samples need the rows here", "leave --server-path out")
+    if fail_on_error and not wait:
+        raise UsageProblem("--fail-on-error needs --wait", "add --wait")
+    if dry_run:
+        _check(session, str(dataset), options, max_samples)
+        return
+    with session.client() as client:
+        if server_path is not None:
+            job = client.enqueue_path(server_path, options, name=name)
+        else:
+            job = _upload(session, client, str(dataset), options, name=name, limit=max_samples)
+        _report(session, client, job, wait, fail_on_error)
+
+
+def _upload(
+    session: Session,
+    client: Taphouse,
+    dataset: str,
+    options: JobOptions,
+    *,
+    name: str | None,
+    limit: int | None,
+) -> Job:
+    from taphouse.cli.dataset import STDIN, open_dataset, take
+    from taphouse.cli.terminal import bytes_bar
+
+    name = name or (None if dataset == STDIN else dataset.rpartition("/")[2][:200])
+    with (
+        open_dataset(dataset) as (file, total),
+        bytes_bar(session.err, "uploading", total if limit is None else None) as step,
+    ):
+        return client.enqueue(file if limit is None else take(file, limit), options, name=name, progress=step)
+
+
+def _report(session: Session, client: Taphouse, job: Job, wait: bool, fail_on_error: bool) -> None:
+    from taphouse.cli import render
+    from taphouse.cli.waiting import raise_for_outcome, wait_for
+
+    if not wait:
+        session.show(job, lambda: render.job_line(job))
+        if not session.json:
+            session.note(f"follow it with: taphouse watch · taphouse jobs {job.id}")
+        return
+    session.note(f"job {job.id}: {job.rows:,} rows; Ctrl-C stops the waiting, not the job")
+    job = wait_for(session, client, job)
+    session.show(job, lambda: render.job_details(job))
+    raise_for_outcome(job, fail_on_error)
+
+
+def _check(session: Session, dataset: str, options: JobOptions, limit: int | None) -> None:
+    """Read every row, say what is there, and send nothing."""
+    from taphouse.cli import render
+    from taphouse.cli.dataset import inspect_rows, open_dataset
+
+    with open_dataset(dataset) as (file, _):
+        report = inspect_rows(file, limit)
+    batches = -(-report.rows // options.batch_size)
+    document = {
+        "dry_run": True,
+        "rows": report.rows,
+        "bad": report.bad,
+        "kinds": dict(report.kinds),
+        "bytes": report.bytes,
+        "batches": batches,
+        "options": options.model_dump(mode="json"),
+        "problems": [{"line": p.line, "reason": p.reason} for p in report.problems],
+    }
+    session.show(document, lambda: render.dry_run(report, options, batches))
+    if report.bad:
+        raise CheckFailed(
+            f"{report.bad} of {report.bad + report.rows} rows are no rows", "correct the lines named"
+        )
+    if not report.rows:
+        raise UsageProblem(f"{dataset} holds no rows", "write one JSON object a line")

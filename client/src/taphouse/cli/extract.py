@@ -1,0 +1,162 @@
+"""`taphouse extract`: a few prompts, answered at once as one shard file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from taphouse.cli import sampling
+from taphouse.cli.exits import CliError, UsageProblem
+from taphouse.cli.session import Session, with_session
+from taphouse.wire import Row
+
+__all__ = ["extract"]
+
+
+@with_session()
+def extract(
+    session: Session,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Prompts. Without any and without -f: one a line from stdin.", show_default=False
+        ),
+    ] = None,
+    *,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="JSONL",
+            help="Rows with messages, prompt or text, one JSON object a line; - for stdin.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Shard file to write. Default: extract-<sha256>.safetensors here.",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    max_tokens: sampling.MaxTokens = None,
+    temperature: sampling.Temperature = None,
+    top_p: sampling.TopP = None,
+    seed: sampling.Seed = None,
+    stop: sampling.Stop = None,
+    ignore_eos: sampling.IgnoreEos = False,
+    layers: sampling.Layers = None,
+    priority: sampling.Priority = None,
+    chat_template_kwargs: sampling.ChatTemplateKwargs = None,
+) -> None:
+    """Extract the hidden states of a few prompts at once, into one shard file.
+
+    taphouse extract "The capital of France is"
+    taphouse extract -f rows.jsonl --max-tokens 64 --out few.safetensors
+    """
+    from taphouse.cli import render
+    from taphouse.cli.terminal import items_bar
+
+    options = sampling.job_options(
+        layers,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        stop=stop,
+        ignore_eos=ignore_eos,
+        priority=priority,
+        chat_template_kwargs=template_arguments(chat_template_kwargs),
+    )
+    rows = _rows(prompts, file)
+    _check_target(out, force)
+    with session.client() as client, items_bar(session.err, f"extracting {len(rows)} rows", None):
+        body = client.extract(rows, options)
+    path = out or Path(f"extract-{hashlib.sha256(body).hexdigest()[:12]}.safetensors")
+    _write(path, body)
+    facts = shard_facts(path)
+    session.show(facts, lambda: render.extract_summary(facts))
+
+
+def _rows(prompts: list[str] | None, file: str | None) -> list[Row]:
+    from taphouse.cli.dataset import rows_of
+
+    if prompts and file:
+        raise UsageProblem("prompts and a file of rows are given", "give one of them")
+    if file:
+        return rows_of(file)
+    if not prompts:
+        if sys.stdin.isatty():
+            raise UsageProblem(
+                "there are no prompts", "give them as arguments, on stdin or with -f rows.jsonl"
+            )
+        prompts = [line.rstrip("\r\n") for line in sys.stdin]
+    rows = [Row(prompt=prompt) for prompt in prompts if prompt.strip()]
+    if not rows:
+        raise UsageProblem("all prompts are empty", "give at least one that holds text")
+    return rows
+
+
+def _check_target(out: Path | None, force: bool) -> None:
+    """Before anything is sent: the shard will have a place."""
+    if out is not None and out.exists() and not force:
+        raise UsageProblem(f"{out} exists already", "give another --out, or --force")
+    directory = Path() if out is None else out.parent
+    if not directory.is_dir() or not os.access(directory, os.W_OK):
+        raise UsageProblem(f"can't write into the directory {directory}", "give another place with --out")
+
+
+def template_arguments(text: str | None) -> dict[str, Any] | None:
+    """The JSON object of --chat-template-kwargs.
+
+    Raises:
+        UsageProblem: it is no JSON object.
+    """
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UsageProblem(
+            "--chat-template-kwargs is no JSON object", """write it as '{"enable_thinking": false}'"""
+        )
+    return value
+
+
+def _write(path: Path, body: bytes) -> None:
+    """Write beside and rename, so that a file with this name is always whole."""
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(name).chmod(0o666 & ~umask)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise CliError(f"{path} can't be written: {error.strerror}", "give another --out") from error
+
+
+def shard_facts(path: Path) -> dict[str, Any]:
+    """The document about a shard file: what a ledger entry says, without a place in a ledger."""
+    from taphouse.shards import describe_shard
+
+    return describe_shard(path).model_dump(mode="json") | {"path": str(path)}

@@ -1,0 +1,61 @@
+"""`taphouse jobs`: list them, look at one, cancel one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from taphouse.cli.boundary import DefaultCommand
+from taphouse.cli.exits import UsageProblem
+from taphouse.cli.session import Session, with_session
+from taphouse.wire import JobList, JobState
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    cls=DefaultCommand,
+    help="List jobs (`jobs`), look at one (`jobs JOB_ID`) or cancel one (`jobs cancel JOB_ID`).",
+)
+
+
+@app.command("list")
+@with_session()
+def list_jobs(
+    session: Session,
+    job_id: Annotated[
+        str | None, typer.Argument(help="Show this job with its failed rows.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many, newest first.")] = 20,
+    state: Annotated[
+        JobState | None, typer.Option(help="Only jobs in this state.", show_default=False)
+    ] = None,
+) -> None:
+    """List jobs, newest first; or show one. Runs when `jobs` is given no command."""
+    from taphouse.cli import render
+
+    with session.client() as client:
+        if job_id is not None:
+            job = client.job(job_id)
+            session.show(job, lambda: render.job_details(job))
+            return
+        jobs = [job for job in client.jobs(limit=limit) if state in (None, job.state)]
+    session.show(JobList(jobs=jobs), lambda: render.jobs_table(jobs))
+
+
+@app.command("cancel")
+@with_session()
+def cancel(
+    session: Session,
+    job_ids: Annotated[
+        list[str], typer.Argument(metavar="JOB_ID...", help="Jobs to cancel.", show_default=False)
+    ],
+) -> None:
+    """Cancel jobs. Batches that run end; sealed shards stay."""
+    from taphouse.cli import render
+
+    if not all(job_id.strip() for job_id in job_ids):
+        raise UsageProblem("a job id is empty", "see ids with `taphouse jobs`")
+    with session.client() as client:
+        jobs = [client.cancel(job_id) for job_id in job_ids]
+    session.show(jobs[0] if len(jobs) == 1 else JobList(jobs=jobs), lambda: render.jobs_table(jobs))

@@ -1,0 +1,164 @@
+"""The queue's status as rich renderables: one look (`queue`), and the words and numbers `watch` shares."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from taphouse.cli.render import facts_grid, plain, table
+from taphouse.cli.units import age, count, duration, milliseconds, per_second, ratio, size
+from taphouse.wire import Engine, QueueStatus, Rate
+
+__all__ = [
+    "LATENCY_NOTE",
+    "capture_text",
+    "depth_text",
+    "engine_problem",
+    "extraction_state",
+    "number_text",
+    "queue_view",
+    "rate_text",
+]
+
+LATENCY_NOTE = "of all requests of the engine, production's and extraction's"
+
+
+def extraction_state(status: QueueStatus) -> tuple[str, str, str | None]:
+    """What extraction is doing: a word, its style, and the reason where there is one."""
+    depth = status.depth
+    todo = depth.pending + depth.queued + depth.waiting + depth.running
+    if status.paused:
+        return "paused", "bold yellow", status.paused
+    if not todo:
+        return "idle", "dim", None
+    stuck = _stuck(status)
+    if stuck:
+        return "stalled", "bold red", stuck
+    if depth.running:
+        return "running", "bold green", None
+    return (
+        "waiting",
+        "yellow",
+        "for a retry" if depth.waiting and not depth.queued else "for a worker to take a batch",
+    )
+
+
+def _stuck(status: QueueStatus) -> str | None:
+    if not status.workers:
+        return "no worker: start `taphouse-extractor worker`"
+    if status.engines and all(engine.capture != "on" for engine in status.engines):
+        return engine_problem(status.engines[0])
+    return None
+
+
+def engine_problem(engine: Engine) -> str:
+    """What is wrong with an engine that captures nothing."""
+    what = "engine unreachable" if engine.capture == "unreachable" else f"engine capture {engine.capture}"
+    return f"{what}: {engine.detail}" if engine.detail else what
+
+
+def depth_text(status: QueueStatus) -> Text:
+    """Queue depth by state, in one line."""
+    depth = status.depth
+    parts = [
+        (depth.pending, "pending", "cyan"),
+        (depth.queued, "queued", "cyan"),
+        (depth.waiting, "retrying", "yellow"),
+        (depth.running, "running", "bold blue"),
+        (depth.finished, "finished", "green"),
+    ]
+    text = Text()
+    for number, name, style in parts:
+        if text:
+            text.append("  ")
+        text.append(count(number), style if number else "dim").append(f" {name}", "" if number else "dim")
+    return text
+
+
+def queue_view(status: QueueStatus, now: float | None = None) -> RenderableType:
+    """The whole queue, for one look."""
+    now = time.time() if now is None else now
+    word, style, reason = extraction_state(status)
+    jobs = ", ".join(f"{count(n)} {state.value}" for state, n in status.jobs.items() if n) or "none"
+    facts: list[tuple[str, RenderableType]] = [
+        ("extraction", Text(word, style).append(f" – {reason}" if reason else "", "")),
+        ("batches", depth_text(status)),
+        ("jobs", jobs),
+        (
+            "rows left",
+            f"{count(status.rows_left)}, about {duration(status.eta_s)}" if status.rows_left else "0",
+        ),
+        *((f"last {duration(rate.window_s)}", rate_text(rate)) for rate in status.rates),
+        ("ledger head", count(status.ledger_head)),
+    ]
+    parts: list[RenderableType] = [facts_grid(facts), "", _workers(status, now), "", _engines(status.engines)]
+    if status.consumers:
+        parts += ["", _consumers(status, now)]
+    return Group(*parts)
+
+
+def rate_text(rate: Rate) -> str:
+    """Throughput in samples, tokens and stored bytes a second."""
+    return (
+        f"{per_second(rate.samples, 'samples')}, {per_second(rate.tokens, 'tokens')}, "
+        f"{size(rate.bytes)}/s stored ({ratio(rate.bytes, rate.raw_bytes)} of raw)"
+    )
+
+
+def _workers(status: QueueStatus, now: float) -> RenderableType:
+    if not status.workers:
+        return Text("no workers", "yellow")
+    result = table("worker", "state", "batch", "heard")
+    for worker in status.workers:
+        batch = plain(worker.batch or "–")
+        result.add_row(plain(worker.name), worker.state, batch, age(worker.last_heartbeat, now))
+    return result
+
+
+def capture_text(capture: str) -> Text:
+    """An engine's capture state in its colour."""
+    return Text(capture, "green" if capture == "on" else "bold red")
+
+
+def _engines(engines: list[Engine]) -> RenderableType:
+    if not engines:
+        return Text("no engines", "yellow")
+    result = table(
+        "engine", "capture", "layers", "in flight", "itl p50", "itl p95", "ttft p50", "ttft p95", "detail"
+    )
+    for engine in engines:
+        latency = engine.latency
+        times = (
+            (latency.itl_p50, latency.itl_p95, latency.ttft_p50, latency.ttft_p95) if latency else (None,) * 4
+        )
+        result.add_row(
+            plain(engine.url),
+            capture_text(engine.capture),
+            ",".join(map(str, engine.layers or ())) or "–",
+            "–" if engine.in_flight is None else str(engine.in_flight),
+            *(milliseconds(value) for value in times),
+            plain(engine.detail or "–"),
+        )
+    return Group(result, Text(f"latencies are {LATENCY_NOTE}", "dim"))
+
+
+def _consumers(status: QueueStatus, now: float) -> RenderableType:
+    result = table(
+        "consumer", "cursor", "lag", "epoch", "step", "loss", "accuracy", "heard", right=("cursor", "lag")
+    )
+    for consumer in status.consumers:
+        result.add_row(
+            plain(consumer.name),
+            *(number_text(value) for value in (consumer.cursor, consumer.lag, consumer.epoch, consumer.step)),
+            "–" if consumer.loss is None else f"{consumer.loss:.3f}",
+            "–" if consumer.accuracy is None else f"{consumer.accuracy:.1%}",
+            age(consumer.updated_at, now),
+        )
+    return result
+
+
+def number_text(value: float | None) -> str:
+    """A number without needless decimals; None → "–"."""
+    return "–" if value is None else f"{value:,.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,67 @@
+"""Consoles and progress bars. Bars are drawn on stderr, and only when a person looks at it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+__all__ = ["Step", "bytes_bar", "consoles", "items_bar"]
+
+Step = Callable[[int], None]
+"""Of a bar of bytes: called with how many more are done. Of a bar of items: with how many are done in all."""
+
+PIPE_WIDTH = 250
+"""Columns of a table whose reader is a program: wide enough that nothing is cut."""
+
+
+def consoles() -> tuple[Console, Console]:
+    """Consoles on stdout and stderr as they are now."""
+    out = Console(file=sys.stdout, highlight=False)
+    if not out.is_terminal:
+        out = Console(file=sys.stdout, highlight=False, width=PIPE_WIDTH)
+    return out, Console(file=sys.stderr, highlight=False)
+
+
+@contextmanager
+def bytes_bar(console: Console, what: str, total: int | None) -> Iterator[Step]:
+    """A bar of bytes; without `total` a spinner with the bytes so far."""
+    columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}")]
+    if total is not None:
+        columns += [BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
+    else:
+        columns += [DownloadColumn(), TransferSpeedColumn(), TimeElapsedColumn()]
+    with _bar(console, columns, what, total) as (progress, task):
+        yield lambda more: progress.advance(task, more)
+
+
+@contextmanager
+def items_bar(console: Console, what: str, total: int | None) -> Iterator[Step]:
+    """A bar of things that are counted."""
+    columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}")]
+    columns += [BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
+    with _bar(console, columns, what, total) as (progress, task):
+        yield lambda done: progress.update(task, completed=done)
+
+
+@contextmanager
+def _bar(
+    console: Console, columns: list[ProgressColumn], what: str, total: int | None
+) -> Iterator[tuple[Progress, TaskID]]:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield progress, progress.add_task(what, total=total)
