@@ -4,10 +4,11 @@ Entries are files `ledger/<seq>.json` in the store, numbered from 1 without gaps
 name of the same file, `ledger/by-shard/<shard>.json`, says that a shard has its entry. A cursor is a
 sequence number.
 
-Appending, under the lock: (1) the newest entry's by-shard name is repaired, (2) a shard that has an entry
-gets that one back, (3) the entry is written to a temporary file, flushed, linked to its number and the
-directory flushed, (4) linked by shard. A writer killed between 3 and 4 leaves only the newest entry without
-its second name, which 1 repairs. Readers need no lock: entry `seq + 1` is there, whole, or isn't yet.
+Appending, under the lock: (1) names that a killed writer may have made are flushed, and the newest entry's
+by-shard name is made if it is missing, (2) a shard that has an entry gets that one back, (3) the entry is
+written to a temporary file, flushed, linked to its number and the directory flushed, (4) linked by shard. A
+writer killed between 3 and 4 leaves only the newest entry without its second name, which 1 repairs. Readers
+need no lock: entry `seq + 1` is there, whole, or isn't yet.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from taphouse.shards.writer import SHARD_DIRECTORY, SUFFIX, shard_path
 from taphouse.store import Store, to_json
 
 _DIRECTORY = "ledger"
+_BY_SHARD = f"{_DIRECTORY}/by-shard"
 _LOCK = f"{_DIRECTORY}/lock"
 
 
@@ -65,12 +67,14 @@ class Ledger:
         when the newest entry can't be read.
         """
         with self._store.lock(_LOCK):
-            head = self.head()
-            if head:
-                newest = self._read(head)
-                self._store.link(_entry_path(head), _shard_entry_path(newest.shard))
+            head = self._repair()
             existing = self.find(facts.shard)
             if existing is not None:
+                if self.entry(existing.seq) != existing:
+                    raise LedgerError(
+                        f"shard {facts.shard} has ledger entry {existing.seq}, which is not in the ledger",
+                        advice=_RESTORE,
+                    )
                 return existing
             entry = LedgerEntry(
                 seq=head + 1,
@@ -90,7 +94,8 @@ class Ledger:
         """Entries with a number over `after`, in order, as far as there are any now.
 
         To follow the ledger, call it again with the last entry's `seq`. Raises `LedgerError` for an
-        unreadable entry, and for a cursor past the head (another store's, or one that was reset).
+        unreadable entry, for one missing below the head, and for a cursor past the head (another store's, or
+        one that was reset).
         """
         if after and self.entry(after) is None:
             raise LedgerError(
@@ -101,6 +106,8 @@ class Ledger:
         while (entry := self.entry(seq)) is not None:
             yield entry
             seq += 1
+        if self._exists(seq + 1) and not self._exists(seq):
+            raise LedgerError(f"ledger entry {seq} is missing and {seq + 1} is there", advice=_RESTORE)
 
     def entry(self, seq: int) -> LedgerEntry | None:
         """Entry number `seq` (from 1), or None when there is none yet."""
@@ -139,14 +146,14 @@ class Ledger:
     def reconcile(self) -> Reconciliation:
         """Give every sealed shard its entry, in order of its name, and name entries whose shard is gone.
 
-        For after a crash between sealing and appending, or when a ledger was lost. Reads new shards whole.
+        For after a crash between sealing and appending, or when a ledger was lost. Lists two
+        directories, and reads shards without an entry whole.
         """
-        added, refused = [], []
-        recorded = {entry.shard: entry for entry in self.entries()}
-        present = [name for name in self._store.list(SHARD_DIRECTORY) if name.endswith(SUFFIX)]
-        for name in present:
-            if name in recorded:
-                continue
+        added, refused, missing = [], [], []
+        head = self.head()
+        recorded = {name.removesuffix(".json") for name in self._store.list(_BY_SHARD)}
+        present = {name for name in self._store.list(SHARD_DIRECTORY) if name.endswith(SUFFIX)}
+        for name in sorted(present - recorded):
             path = shard_path(name)
             try:
                 facts = describe_shard(self._store.local_path(path), path=path)
@@ -155,10 +162,23 @@ class Ledger:
             except NotInStore:
                 continue
             else:
-                added.append(self.append(facts))
-        gone = recorded.keys() - set(present)
-        missing = tuple(entry for entry in recorded.values() if entry.shard in gone)
-        return Reconciliation(tuple(added), missing, tuple(refused))
+                entry = self.append(facts)
+                if entry.seq > head:  # otherwise it had one, and only its second name was missing
+                    added.append(entry)
+        for name in recorded - present:
+            gone = self.find(name)
+            if gone is not None:
+                missing.append(gone)
+        missing.sort(key=lambda entry: entry.seq)
+        return Reconciliation(tuple(added), tuple(missing), tuple(refused))
+
+    def _repair(self) -> int:
+        """Finish what a killed writer may have left undone; the lock is held. Returns the head."""
+        self._store.flush(_DIRECTORY)
+        head = self.head()
+        if head:
+            self._store.link(_entry_path(head), _shard_entry_path(self._read(head).shard))
+        return head
 
     def _exists(self, seq: int) -> bool:
         return self._store.exists(_entry_path(seq))
@@ -178,7 +198,7 @@ def _entry_path(seq: int) -> str:
 
 
 def _shard_entry_path(shard: str) -> str:
-    return f"{_DIRECTORY}/by-shard/{shard}.json"
+    return f"{_BY_SHARD}/{shard}.json"
 
 
 def _parse(data: bytes, name: str) -> LedgerEntry:

@@ -80,6 +80,9 @@ class Store(Protocol):
     def link(self, source: str, target: str) -> bool:
         """Give an object a second name. False, and nothing changed, when the name is taken."""
 
+    def flush(self, directory: str) -> None:
+        """Make the names in a directory durable, also those another process made. Raises `NotInStore`."""
+
     def exists(self, path: str) -> bool:
         """Whether there is an object or directory."""
 
@@ -150,6 +153,11 @@ class LocalStore:
         with os_errors(target):
             _make_directory(new.parent)
             return _link(old, new)
+
+    def flush(self, directory: str) -> None:
+        """See `Store.flush`."""
+        with os_errors(directory):
+            _sync_directory(self.local_path(directory))
 
     def exists(self, path: str) -> bool:
         """See `Store.exists`."""

@@ -129,7 +129,11 @@ class ShardWriter:
             LocalStagedFile(Path(target)) if isinstance(target, (str, os.PathLike)) else target
         )
         self._encoder = _Encoder(meta)
-        self._blobs = self._file.scratch()
+        try:
+            self._blobs = self._file.scratch()
+        except BaseException:
+            self._file.abort()
+            raise
 
     def add(self, sample: Sample) -> None:
         """Encode a sample and append it. Raises `InvalidSample` (nothing was added) and `StoreFull`."""
