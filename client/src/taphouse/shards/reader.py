@@ -98,9 +98,11 @@ class Shard:
         self._index = {sample.id: index for index, sample in enumerate(self.header.samples)}
 
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview, *, sha256: str | None = None) -> Shard:
-        """A shard in memory, such as the body of an HTTP answer."""
-        return cls(_BytesSource(data), sha256=sha256)
+    def from_bytes(
+        cls, data: bytes | bytearray | memoryview, *, sha256: str | None = None, verify: bool = True
+    ) -> Shard:
+        """A shard in memory, such as the body of an HTTP answer; see `open_shard`."""
+        return cls(_BytesSource(data), sha256=sha256, verify=verify)
 
     @property
     def nbytes(self) -> int:
