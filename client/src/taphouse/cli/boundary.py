@@ -54,14 +54,6 @@ class Boundary(TyperGroup):
             super().list_commands(ctx), key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)
         )
 
-    def invoke(self, ctx: Any) -> Any:
-        """A reader that goes away (`| head`) is no error."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            _discard_stdout()
-            raise typer.Exit(ExitCode.OK) from None
-
 
 class DefaultCommand(TyperGroup):
     """A group whose `list` runs when the first word names no command: `jobs`, `jobs ID`, `jobs -o json`."""
@@ -79,6 +71,10 @@ def _guarded(run: Callable[[], int], debug: bool) -> int:
     except BrokenPipeError:
         _discard_stdout()
         return ExitCode.OK
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich and typer exit with 1 then
+            return ExitCode.OK
+        raise
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted", None)
         return ExitCode.INTERRUPTED

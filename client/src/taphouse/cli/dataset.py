@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
@@ -25,6 +25,7 @@ __all__ = ["DatasetReport", "RowProblem", "inspect_rows", "open_dataset", "parse
 STDIN = "-"
 PROBLEMS_KEPT = 20
 BLOCK_BYTES = 1 << 18
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,11 @@ def take(lines: Iterable[bytes], limit: int) -> Iterator[bytes]:
         yield bytes(block)
 
 
-def parse_row(line: bytes) -> Row:
-    """One line as a row.
+def parse_row(line: bytes, generate: bool = False) -> Row:
+    """One line as a row; with `generate`, a trailing assistant turn will be dropped.
 
     Raises:
-        ValueError: with a reason for people: not JSON, not an object, or nothing to extract in it.
+        ValueError: with a reason for people, as the service would refuse it.
     """
     try:
         value = json.loads(line)
@@ -92,6 +93,8 @@ def parse_row(line: bytes) -> Row:
         raise ValueError("not UTF-8") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"a row is a JSON object, this is {_json_kind(value)}")
     try:
@@ -99,20 +102,31 @@ def parse_row(line: bytes) -> Row:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         raise ValueError(f"{'.'.join(str(part) for part in first['loc'][:2])}: {first['msg']}") from None
-    if kind_of(row) is None:
-        raise ValueError("it has none of messages, prompt, text (or they are empty)")
-    for number, message in enumerate(row.messages or ()):
-        if not isinstance(message.get("role"), str):
-            raise ValueError(f"messages[{number}] has no role")
+    kind = kind_of(row)
+    if kind is None:
+        raise ValueError("it has none of messages, prompt and text")
+    if kind == "messages":
+        _check_messages(row.messages or [], generate)
+    elif not getattr(row, kind):
+        raise ValueError(f"its {kind} is empty")
     return row
 
 
+def _check_messages(messages: list[dict[str, Any]], generate: bool) -> None:
+    for at, message in enumerate(messages):
+        if message.get("role") not in ROLES:
+            raise ValueError(f"messages.{at}.role: {message.get('role')!r:.40} is none of {', '.join(ROLES)}")
+    kept = messages[:-1] if generate and messages and messages[-1]["role"] == "assistant" else messages
+    if not kept:
+        raise ValueError("messages: nothing is left to prompt with")
+
+
 def kind_of(row: Row) -> str | None:
-    """The field that is taken: `messages`, then `prompt`, then `text`; None when all are absent or empty."""
-    return next((kind for kind in ("messages", "prompt", "text") if getattr(row, kind)), None)
+    """The field that is taken: `messages`, then `prompt`, then `text`; None when all are absent."""
+    return next((kind for kind in ("messages", "prompt", "text") if getattr(row, kind) is not None), None)
 
 
-def inspect_rows(lines: Iterable[bytes], limit: int | None = None) -> DatasetReport:
+def inspect_rows(lines: Iterable[bytes], limit: int | None = None, generate: bool = False) -> DatasetReport:
     """Check every row (the first `limit`), counting what is there."""
     report = DatasetReport()
     for number, line in enumerate(lines, start=1):
@@ -122,7 +136,7 @@ def inspect_rows(lines: Iterable[bytes], limit: int | None = None) -> DatasetRep
             break
         report.bytes += len(line)
         try:
-            report.kinds[str(kind_of(parse_row(line)))] += 1
+            report.kinds[str(kind_of(parse_row(line, generate)))] += 1
             report.rows += 1
         except ValueError as error:
             report.bad += 1

@@ -145,7 +145,7 @@ def _check(session: Session, dataset: str, options: JobOptions, limit: int | Non
     from taphouse.cli.dataset import inspect_rows, open_dataset
 
     with open_dataset(dataset) as (file, _):
-        report = inspect_rows(file, limit)
+        report = inspect_rows(file, limit, generate=options.max_tokens > 1)
     batches = -(-report.rows // options.batch_size)
     document = {
         "dry_run": True,

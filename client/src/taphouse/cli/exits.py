@@ -40,7 +40,7 @@ _MEANING = {
     ExitCode.UNAVAILABLE: "the service can't be reached, is busy or not ready: try again later",
     ExitCode.REFUSED: "the service refused: token, unknown id, or a value it doesn't accept",
     ExitCode.PARTIAL: "rows failed, and --fail-on-error was given",
-    ExitCode.CHECK_FAILED: "`shards verify` or `doctor` found something wrong",
+    ExitCode.CHECK_FAILED: "`shards verify`, `doctor` or a checksum found something wrong",
     ExitCode.JOB_STOPPED: "the job that was waited for failed or was cancelled",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
 }

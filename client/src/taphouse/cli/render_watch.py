@@ -13,9 +13,7 @@ from rich.text import Text
 
 from taphouse.cli.render import STATE_STYLE, facts_grid, plain, table
 from taphouse.cli.render_queue import (
-    LATENCY_NOTE,
     capture_text,
-    depth_text,
     engine_problem,
     extraction_state,
     number_text,
@@ -29,6 +27,7 @@ HISTORY = 120
 SHARDS_SHOWN = 6
 JOBS_SHOWN = 4
 NARROW = 76
+NAME_WIDTH = 28
 STALE_AFTER_S = 60.0
 
 
@@ -86,7 +85,9 @@ def watch_view(moment: Moment, width: int = 100) -> RenderableType:
     else:
         parts += [_side_by_side(boxes[0], boxes[1]), _side_by_side(boxes[2], boxes[3])]
     if moment.jobs:
-        parts.append(Panel(_jobs(moment.jobs), title="jobs", title_align="left", box=box.ROUNDED))
+        parts.append(
+            Panel(_jobs(moment.jobs, width < NARROW), title="jobs", title_align="left", box=box.ROUNDED)
+        )
     parts.append(_shards_panel(moment))
     return Group(*parts)
 
@@ -174,20 +175,27 @@ def _panel(title: str, body: RenderableType, alarm: bool = False) -> Panel:
 
 
 def _queue_panel(status: QueueStatus) -> Panel:
+    depth = status.depth
     busy = sum(worker.batch is not None for worker in status.workers)
-    workers = Text(f"{busy} busy of {len(status.workers)}" if status.workers else "none")
-    return _panel(
-        "queue",
-        facts_grid(
-            [
-                ("batches", depth_text(status)),
-                ("rows left", count(status.rows_left)),
-                ("eta", duration(status.eta_s) if status.rows_left else "–"),
-                ("workers", workers),
-            ]
-        ),
-        alarm=not status.workers,
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for style in ("dim", "", "dim", ""):
+        grid.add_column(style=style, no_wrap=True, overflow="ellipsis")
+    left = [
+        ("pending", depth.pending, "cyan"),
+        ("queued", depth.queued, "cyan"),
+        ("retrying", depth.waiting, "yellow"),
+    ]
+    right: list[tuple[str, str | Text]] = [
+        ("running", Text(count(depth.running), "bold blue" if depth.running else "")),
+        ("finished", Text(count(depth.finished), "green" if depth.finished else "")),
+        ("workers", f"{busy} of {len(status.workers)} busy" if status.workers else Text("none", "bold red")),
+    ]
+    for (name, number, style), (other, value) in zip(left, right, strict=True):
+        grid.add_row(name, Text(count(number), style if number else ""), other, value)
+    grid.add_row(
+        "rows left", count(status.rows_left), "eta", duration(status.eta_s) if status.rows_left else "–"
     )
+    return _panel("queue, in batches", grid, alarm=not status.workers)
 
 
 def _rate_panel(status: QueueStatus, rates: tuple[float, ...]) -> Panel:
@@ -216,7 +224,7 @@ def _engine_panel(status: QueueStatus) -> Panel:
             ),
         ]
         parts.append(facts_grid(facts + _latency_facts(engine.latency)))
-    parts.append(Text(f"latency {LATENCY_NOTE}", "dim"))
+    parts.append(Text("latency: all requests of the engine", "dim"))
     return _panel("engine", Group(*parts), alarm=all(engine.capture != "on" for engine in status.engines))
 
 
@@ -224,8 +232,8 @@ def _latency_facts(latency: Latency | None) -> list[tuple[str, RenderableType]]:
     if latency is None:
         return [("latency", "–")]
     return [
-        ("between tokens", f"p50 {milliseconds(latency.itl_p50)}  p95 {milliseconds(latency.itl_p95)}"),
-        ("first token", f"p50 {milliseconds(latency.ttft_p50)}  p95 {milliseconds(latency.ttft_p95)}"),
+        ("itl p50 / p95", f"{milliseconds(latency.itl_p50)} / {milliseconds(latency.itl_p95)}"),
+        ("ttft p50 / p95", f"{milliseconds(latency.ttft_p50)} / {milliseconds(latency.ttft_p95)}"),
         (
             "requests",
             f"{number_text(latency.requests_running)} running, "
@@ -264,23 +272,24 @@ def _lag(consumer: Consumer) -> str:
     return f"{count(consumer.lag)} shard{'' if consumer.lag == 1 else 's'} behind"
 
 
-def _jobs(jobs: tuple[Job, ...]) -> RenderableType:
+def _jobs(jobs: tuple[Job, ...], narrow: bool) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    grid.add_column(no_wrap=True, overflow="ellipsis")
-    grid.add_column(no_wrap=True)
-    grid.add_column(ratio=1, min_width=10)
+    grid.add_column(no_wrap=True, overflow="ellipsis", max_width=NAME_WIDTH, ratio=1 if narrow else None)
+    grid.add_column(no_wrap=True, min_width=8)
+    if not narrow:
+        grid.add_column(ratio=1, min_width=8)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     for job in jobs[:JOBS_SHOWN]:
         ended = job.succeeded + job.failed + job.skipped
-        failed = Text(f"{count(ended)}/{count(job.rows)}")
+        done = Text(f"{count(ended)}/{count(job.rows)}")
         if job.failed:
-            failed.append(f" ({count(job.failed)} failed)", "bold red")
-        bar = ProgressBar(total=max(job.rows, 1), completed=ended)
+            done.append(f" ({count(job.failed)} failed)", "bold red")
+        bar = [] if narrow else [ProgressBar(total=max(job.rows, 1), completed=ended)]
         state = Text(job.state.value, STATE_STYLE[job.state])
-        grid.add_row(plain(job.name or job.id), state, bar, failed, duration(job.eta_s))
+        grid.add_row(plain(job.name or job.id), state, *bar, done, duration(job.eta_s))
     if len(jobs) > JOBS_SHOWN:
-        grid.add_row(Text(f"and {len(jobs) - JOBS_SHOWN} more", "dim"), "", "", "", "")
+        grid.add_row(Text(f"and {len(jobs) - JOBS_SHOWN} more", "dim"))
     return grid
 
 
@@ -290,15 +299,16 @@ def _shards_panel(moment: Moment) -> Panel:
     if not moment.shards:
         return _panel(title, Text("none yet", "dim"))
     numbers = ("samples", "tokens", "stored", "of raw")
-    rows = table("seq", "shard", *numbers, "sealed", right=("seq", *numbers))
+    rows = table("seq", *numbers, "sealed", "shard", right=("seq", *numbers))
+    rows.columns[-1].no_wrap, rows.columns[-1].overflow = True, "ellipsis"
     for shard in reversed(moment.shards):
         rows.add_row(
             str(shard.seq),
-            plain(shard.shard),
             count(shard.samples),
             count(shard.tokens),
             size(shard.bytes),
             ratio(shard.bytes, shard.raw_bytes),
             age(shard.created_at, moment.now),
+            plain(shard.shard.removesuffix(".safetensors")),
         )
     return _panel(title, rows)

@@ -23,27 +23,28 @@ def count(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as at most two units: 3725 → "1h 02m"; None → "–"."""
+    """Seconds as at most two units: 3725 → "1h 02m", 300 → "5m", 2.34 → "2.3s"; None → "–"."""
     if seconds is None:
         return "–"
-    if 0 < seconds < 10:
+    if 0 < seconds < 10 and seconds != round(seconds):
         return f"{seconds:.1f}s"
     whole = round(seconds)
     days, rest = divmod(whole, 86400)
     hours, rest = divmod(rest, 3600)
     minutes, secs = divmod(rest, 60)
-    if days:
-        return f"{days}d {hours:02d}h"
-    if hours:
-        return f"{hours}h {minutes:02d}m"
-    if minutes:
-        return f"{minutes}m {secs:02d}s"
+    for large, unit, small, below in (
+        (days, "d", hours, "h"),
+        (hours, "h", minutes, "m"),
+        (minutes, "m", secs, "s"),
+    ):
+        if large:
+            return f"{large}{unit} {small:02d}{below}" if small else f"{large}{unit}"
     return f"{secs}s"
 
 
 def age(then: float | None, now: float) -> str:
     """How long ago `then` was (both seconds since the epoch): "12s ago"; None → "–"."""
-    return "–" if then is None else f"{duration(max(0.0, float(round(now - then))))} ago"
+    return "–" if then is None else f"{duration(max(0, round(now - then)))} ago"
 
 
 def per_second(value: float, unit: str = "") -> str:

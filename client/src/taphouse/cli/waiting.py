@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from taphouse.cli.exits import JobStopped, PartialFailure
@@ -20,9 +19,7 @@ GIVE_UP_AFTER_S = 300.0
 """How long an unreachable service is asked again before waiting ends in an error."""
 
 
-def wait_for(
-    session: Session, client: Taphouse, job: Job, sleep: Callable[[float], None] = time.sleep
-) -> Job:
+def wait_for(session: Session, client: Taphouse, job: Job) -> Job:
     """Ask until the job is final, through restarts of the service; a progress bar on a terminal's stderr.
 
     Raises:
@@ -34,7 +31,7 @@ def wait_for(
     away = 0.0
     with items_bar(session.err, f"job {job.id}", job.rows) as step:
         while not job.state.final:
-            sleep(INTERVAL_S)
+            time.sleep(INTERVAL_S)
             try:
                 job = client.job(job.id)
                 away = 0.0

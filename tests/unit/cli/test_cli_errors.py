@@ -1,0 +1,109 @@
+"""The error boundary: one readable line, the documented exit code, no traceback unless asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from taphouse import __version__
+from taphouse.cli.exits import ExitCode
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code", "advice"),
+    [
+        (400, 4, ""),
+        (401, 4, "TAPHOUSE_TOKEN"),
+        (404, 4, ""),
+        (409, 4, ""),
+        (413, 4, ""),
+        (422, 4, ""),
+        (429, 3, "later"),
+        (500, 3, "doctor"),
+        (503, 3, "doctor"),
+    ],
+)
+def test_every_refusal_is_one_line_and_its_exit_code(cli, api, status, exit_code, advice):
+    api.refuse["/v1/queue"] = (status, "no\nsuch [red]luck[/red]")
+    result = cli("queue")
+    assert result.exit_code == exit_code and result.stdout == ""
+    assert result.stderr.startswith("error: no such [red]luck[/red]") and result.stderr.count("\n") == 1
+    assert advice in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_service_that_is_away(cli, api):
+    api.down = True
+    for command in (["queue"], ["jobs"], ["shards"], ["extract", "x"], ["watch", "--once"]):
+        result = cli(*command, "-o", "json")
+        assert result.exit_code == 3 and result.stdout == "" and "127.0.0.1:8900" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["quue"], "Did you mean 'queue'"),
+        (["queue", "--nope"], "--nope"),
+        (["jobs", "--limit", "many"], "--limit"),
+        (["jobs", "cancel"], "JOB_ID"),
+        (["queue", "-o", "yaml"], "yaml"),
+    ],
+)
+def test_usage_errors_point_at_help(cli, api, args, message):
+    result = cli(*args)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert message in result.stderr and "--help" in result.stderr and api.requests == []
+
+
+def test_an_unexpected_error_has_a_traceback_only_with_debug(cli, api, monkeypatch):
+    def burst(*args: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(api, "handle_request", burst)
+    result = cli("queue")
+    assert result.exit_code == 1 and "Traceback" not in result.stderr and "--debug" in result.stderr
+    assert "Traceback" in cli("queue", "--debug").stderr
+    assert "Traceback" in cli("--debug", "queue").stderr
+
+
+def test_ctrl_c_exits_130(cli, api, monkeypatch):
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "handle_request", interrupt)
+    result = cli("queue")
+    assert result.exit_code == 130 and "Traceback" not in result.output
+
+
+def test_version_help_and_exit_codes_are_documented(cli):
+    assert cli("--version").stdout == f"taphouse {__version__}\n"
+    assert cli().stdout == cli("--help").stdout
+    for code in ExitCode:
+        assert any(line.split()[:1] == [str(code.value)] for line in cli("--help").stdout.splitlines()), code
+
+
+def test_without_the_extra_it_is_one_readable_line():
+    blocked = "import sys\nsys.modules['typer'] = None\nfrom taphouse.cli.main import main\nmain()\n"
+    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and 'pip install "taphouse[cli]"' in done.stderr
+
+
+def test_help_needs_no_client_and_no_numpy():
+    code = (
+        "import sys\n"
+        "from taphouse.cli.app import app\n"
+        "try:\n    app(['--help'], prog_name='taphouse')\n"
+        "except SystemExit as end:\n    assert end.code == 0\n"
+        "print([m for m in ('httpx', 'numpy', 'safetensors', 'pydantic_settings') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    code = "from taphouse.cli.main import main; main()"
+    command = f"'{sys.executable}' -c '{code}' --help | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stderr == ""

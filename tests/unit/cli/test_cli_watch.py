@@ -1,0 +1,189 @@
+"""`watch`: its loop against the fake API, and its drawing from several states."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from taphouse.cli.render_watch import HISTORY, SHARDS_SHOWN, Moment, follow, watch_line, watch_view
+from taphouse.wire import Batches, Engine, QueueStatus, ShardInfo
+
+NOW = 1_790_000_000.0
+EMPTY = {
+    "depth": Batches(),
+    "jobs": {},
+    "rows_left": 0,
+    "rates": [],
+    "eta_s": None,
+    "consumers": [],
+    "ledger_head": 0,
+}
+DRAWN = """extraction running|2.5/s|1,280/s|1 of 2 busy|3.217|45.7%|2 shards behind
+21.0 ms / 48.3 ms|110 ms / 420 ms|latency: all requests of the engine|humaneval
+43/100|1 failed|job-a-000030|0.70×|▂▄█"""
+NUMBERS = {
+    "pending": "2",
+    "queued": "4",
+    "retrying": "1",
+    "running": "2",
+    "finished": "30",
+    "rows left": "57",
+    "eta": "23s",
+}
+IN_A_LINE = """extraction running|2 pending 4 queued|eta 23s|shards 30 (+1)|loss 3.217|lag 2
+all requests: itl p50 21.0 ms p95 48.3 ms"""
+
+
+def words(text: str) -> list[str]:
+    return text.replace("\n", "|").split("|")
+
+
+def draw(moment: Moment, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(watch_view(moment, width))
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    return text
+
+
+@pytest.fixture
+def moment(make):
+    """A service at work."""
+    shards = tuple(make("entry", seq) for seq in (29, 30))
+    return Moment("http://api", NOW, make("status"), None, (make("job"),), shards, 1, (1.0, 2.0, 4.0))
+
+
+def test_a_service_at_work(moment):
+    text = draw(moment)
+    for word in words(DRAWN):
+        assert word in text, word
+    for name, number in NUMBERS.items():
+        assert re.search(rf"{name} +{number} ", text), name
+    line = watch_line(moment)
+    assert "\n" not in line
+    for word in words(IN_A_LINE):
+        assert word in line, word
+
+
+def test_nothing_to_do(moment, make):
+    idle = replace(moment, status=make("status", **EMPTY), jobs=(), shards=(), rates=(), new_shards=0)
+    text = draw(idle)
+    assert "extraction idle" in text and "none yet" in text and "jobs" not in text
+    assert "extraction idle" in watch_line(idle) and "no trainer" in watch_line(idle)
+
+
+@pytest.mark.parametrize("capture", ["off", "unreachable"])
+def test_the_engine_is_down(moment, make, capture):
+    engine = Engine(url="http://engine:8000", capture=capture, detail="canary [pending]")
+    down = replace(moment, status=make("status", engines=[engine]))
+    assert "extraction stalled" in draw(down) and "canary [pending]" in draw(down)
+    assert capture in watch_line(down) and "canary [pending]" in watch_line(down)
+
+
+def test_one_engine_of_two_keeps_extraction_running(moment, make):
+    engines = [*make("status").engines, Engine(url="http://b", capture="unreachable", detail="refused")]
+    text = draw(replace(moment, status=make("status", engines=engines)))
+    assert "extraction running" in text and "refused" in text
+
+
+def test_no_trainer_no_worker_paused(moment, make):
+    assert "taphouse-trainer" in draw(replace(moment, status=make("status", consumers=[])))
+    no_worker = replace(moment, status=make("status", workers=[]))
+    assert "extraction stalled" in draw(no_worker) and "taphouse-extractor worker" in draw(no_worker)
+    paused = replace(moment, status=make("status", paused="the disk is full"))
+    assert "extraction paused" in draw(paused) and "the disk is full" in watch_line(paused)
+
+
+def test_a_trainer_that_fell_silent_is_marked(moment, make):
+    [consumer] = make("status").consumers
+    silent = make("status", consumers=[consumer.model_copy(update={"updated_at": NOW - 600})])
+    assert "10m ago" in draw(replace(moment, status=silent))
+
+
+def test_the_api_went_away(moment):
+    gone = replace(moment, now=NOW + 42, problem="can't reach http://api")
+    text = draw(gone)
+    assert "can't reach http://api" in text and "42s old" in text and "humaneval" in text
+    assert "can't reach http://api" in watch_line(gone)
+    never = Moment("http://api", NOW, problem="can't reach http://api")
+    assert "can't reach http://api" in draw(never) and "can't reach" in watch_line(never)
+
+
+@pytest.mark.parametrize("width", [40, 75, 80, 200])
+def test_every_width_shows_all_numbers(moment, width):
+    text = draw(moment, width)
+    for word in ("3.217", "45.7%", "21.0 ms", "48.3 ms"):
+        assert word in text
+
+
+def test_follow_keeps_the_newest_shards_and_a_bounded_history(make):
+    moment = Moment("http://api", NOW)
+    moment = follow(moment, NOW, make("status"), [make("job"), make("job", state="done")], [make("entry", 1)])
+    assert moment.new_shards == 0 and len(moment.jobs) == 1
+    for seq in range(2, HISTORY + 10):
+        moment = follow(moment, NOW + seq, make("status"), [], [make("entry", seq)])
+    assert moment.new_shards == 1 and len(moment.rates) == HISTORY
+    assert [s.seq for s in moment.shards] == list(range(HISTORY + 10 - SHARDS_SHOWN, HISTORY + 10))
+
+
+def test_once_prints_one_line_in_a_pipe_and_one_document_as_json(cli, api):
+    result = cli("watch", "--once")
+    assert result.exit_code == 0 and len(result.stdout.splitlines()) == 1
+    document = cli.json("watch", "--once")
+    assert QueueStatus.model_validate(document["status"]) == api.status
+    assert [ShardInfo.model_validate(s).seq for s in document["shards"]] == [25, 26, 27, 28, 29, 30]
+
+
+def test_in_a_pipe_it_is_a_line_an_update_through_outages(cli, api, make, monkeypatch):
+    updates = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal updates
+        assert seconds == 0.5
+        updates += 1
+        api.down = updates == 2
+        if updates == 1:
+            api.entries.append(make("entry", 31))
+            api.status = make("status", ledger_head=31)
+        if updates == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    result = cli("watch", "--interval", "0.5")
+    assert result.exit_code == 130
+    lines = result.stdout.splitlines()
+    assert (
+        len(lines) == 4
+        and "shards 31 (+1)" in lines[1]
+        and "can't reach" in lines[2]
+        and "(+" not in lines[3]
+    )
+    updates, api.entries, api.status = 0, [], make("status", ledger_head=0)
+    documents = [
+        json.loads(line) for line in cli("watch", "--interval", "0.5", "-o", "json").stdout.splitlines()
+    ]
+    assert [d["problem"] is None for d in documents] == [True, True, False, True]
+
+
+def test_a_wrong_token_ends_it(cli):
+    assert cli("watch", token=False).exit_code == 4
+
+
+def test_on_a_terminal_it_is_redrawn(cli, monkeypatch, no_sleep):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "90")
+
+    def sleep(seconds: float) -> None:
+        no_sleep.append(seconds)
+        if len(no_sleep) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    result = cli("watch")
+    assert result.exit_code == 130 and "trainer" in result.stdout and "3.217" in result.stdout
