@@ -2,7 +2,8 @@
 
 ::
 
-    u64 LE     length of the header in bytes
+    u32 LE     length of the header in bytes
+    u32 LE     crc32 of the header
     header     JSON, UTF-8: the answer, with `offset`, `bytes` and `crc32` an item of `data`
     payloads   [T, L, H] raw little-endian elements an item, at `offset` from the first payload byte
     8 bytes    b"TAPSTRM1"
@@ -24,7 +25,7 @@ from .errors import BadStream
 from .files import RAW_DTYPES
 
 STREAM_MAGIC = b"TAPSTRM1"
-_LENGTH = struct.Struct("<Q")
+_PREFIX = struct.Struct("<II")
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,19 @@ def stream_parts(
         payloads.append(data)
         offset += len(data)
     text = json.dumps({**header, "data": items}).encode()
-    return [_LENGTH.pack(len(text)), text, *payloads, STREAM_MAGIC]
+    return [_PREFIX.pack(len(text), zlib.crc32(text)), text, *payloads, STREAM_MAGIC]
 
 
 def parse_stream(body: bytes) -> Stream:
     """Parse and verify a body; raise `BadStream` if anything of it is missing or damaged."""
     try:
-        (length,) = _LENGTH.unpack_from(body)
-        header = json.loads(body[_LENGTH.size : _LENGTH.size + length])
+        length, crc = _PREFIX.unpack_from(body)
+        base = _PREFIX.size + length
+        text = body[_PREFIX.size : base]
+        if zlib.crc32(text) != crc:
+            raise BadStream("the header's crc32 is not the one before it: the body is cut or damaged")
+        header = json.loads(text)
         items, dtype = header["data"], RAW_DTYPES[header["dtype"]]
-        base = _LENGTH.size + length
         end = base + sum(int(item["bytes"]) for item in items)
         if len(body) != end + len(STREAM_MAGIC) or body[end:] != STREAM_MAGIC:
             raise BadStream(

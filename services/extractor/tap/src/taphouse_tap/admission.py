@@ -1,0 +1,108 @@
+"""Room for captures: claimed before anything is generated, given back with the slices.
+
+A capture claims ``(P + max_tokens) * L * H * itemsize`` bytes summed over all ranks. The claims are files in
+the start's directory and are made under its lock, so several API servers of one engine share one limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from taphouse import slices
+from taphouse_tap.collect import Collector
+from taphouse_tap.refusals import Busy, TooLarge
+from taphouse_tap.requests import ModelFacts, Prompt
+
+RETRY_AFTER_S = 2
+"""What a caller is told to wait. Room comes back when other captures are consumed, mostly within seconds."""
+
+TRAILER_BYTES = 64 * 1024
+"""Allowance for the trailers and file-system blocks of one capture."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one engine: bytes claimed in the slice directory, captures running, bytes of one stream."""
+
+    slice_dir_bytes: int
+    in_flight: int
+    stream_bytes: int
+
+
+class Admission:
+    """Hands out claims on one start's directory."""
+
+    def __init__(self, start: slices.Start, model: ModelFacts, limits: Limits) -> None:
+        self._start = start
+        self._model = model
+        self.limits = limits
+
+    def reserve(self, prompts: Sequence[Prompt], max_tokens: int) -> list[slices.Claim]:
+        """Claim room for all of ``prompts`` or none. Blocks for the lock: call it off the event loop.
+
+        Raises: `TooLarge` when the request could never fit, `Busy` when it does not fit now.
+        """
+        now = time.time()
+        claims = [
+            slices.Claim(
+                tag=slices.new_tag(),
+                nbytes=(len(prompt.token_ids) + max_tokens) * self._model.row_bytes + TRAILER_BYTES,
+                created_at=now,
+                prompt_len=len(prompt.token_ids),
+                max_rows=len(prompt.token_ids) + max_tokens - 1,
+            )
+            for prompt in prompts
+        ]
+        self._refuse_what_never_fits(claims)
+        try:
+            self._start.reserve_all(claims, self.limits.slice_dir_bytes, self.limits.in_flight)
+        except (slices.DirectoryFull, slices.TooManyInFlight) as error:
+            raise Busy(f"{error}; ask again later", retry_after=RETRY_AFTER_S) from error
+        return claims
+
+    async def admit(
+        self, prompts: Sequence[Prompt], max_tokens: int, collector: Collector
+    ) -> list[slices.Claim]:
+        """`reserve` off the event loop; a caller that leaves meanwhile leaves no claim behind."""
+        reserving = asyncio.ensure_future(asyncio.to_thread(self.reserve, prompts, max_tokens))
+        try:
+            return await asyncio.shield(reserving)
+        except asyncio.CancelledError:
+            reserving.add_done_callback(lambda done: _give_back(done, collector))
+            raise
+
+    def check_stream(self, prompts: Sequence[Prompt], max_tokens: int, layers: int) -> None:
+        """Refuse a stream that could pass the limit, before anything is generated.
+
+        Raises: `TooLarge`.
+        """
+        row = layers * self._model.hidden_size * self._model.itemsize
+        worst = sum(len(prompt.token_ids) + max_tokens - 1 for prompt in prompts) * row
+        if worst > self.limits.stream_bytes:
+            raise TooLarge(
+                f"delivery: a stream of up to {worst} bytes, the limit is {self.limits.stream_bytes}; "
+                "ask for fewer prompts, tokens or layers, or use delivery=slices",
+                param="delivery",
+            )
+
+    def _refuse_what_never_fits(self, claims: Sequence[slices.Claim]) -> None:
+        needed = sum(claim.nbytes for claim in claims)
+        if needed > self.limits.slice_dir_bytes:
+            raise TooLarge(
+                f"max_tokens: the capture needs up to {needed} bytes, the slice directory holds "
+                f"{self.limits.slice_dir_bytes}; ask for fewer prompts or tokens",
+                param="max_tokens",
+            )
+        if len(claims) > self.limits.in_flight:
+            raise TooLarge(
+                f"prompt: {len(claims)} prompts, at most {self.limits.in_flight} captures run at once",
+                param="prompt",
+            )
+
+
+def _give_back(done: asyncio.Future[list[slices.Claim]], collector: Collector) -> None:
+    if not done.cancelled() and done.exception() is None:
+        collector.release(done.result(), unfinished=False)

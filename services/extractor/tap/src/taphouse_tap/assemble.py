@@ -1,0 +1,33 @@
+"""Composition root of the API side: builds the service for one server and hands it to the endpoint."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from taphouse_tap.auth import KeyRing
+from taphouse_tap.endpoint import Endpoint
+
+logger = logging.getLogger(__name__)
+
+
+def assemble(endpoint: Endpoint, state: Any) -> None:
+    """Build the tap around the engine in ``state`` (``app.state`` of vLLM's server) and start it.
+
+    Never raises: what went wrong becomes the endpoint's 503. A second call changes nothing.
+    """
+    if endpoint.service is not None:
+        return
+    try:
+        from taphouse_tap import compat_server
+        from taphouse_tap.metrics import Metrics
+        from taphouse_tap.service import Service
+        from taphouse_tap.settings import load_settings
+
+        settings = load_settings()
+        endpoint.keys = KeyRing([settings.key() or ""], compat_server.server_keys(state))
+        endpoint.service = Service(settings, compat_server.VllmServer(state), Metrics())
+        endpoint.service.begin()
+    except Exception as error:
+        logger.exception("taphouse: the tap's endpoint did not start; the server goes on without it")
+        endpoint.problem = f"the endpoint did not start: {type(error).__name__}: {error}"

@@ -1,0 +1,195 @@
+"""The routes of the tap. `Endpoint._capture` is the way of one request, top to bottom.
+
+=======  ==============================  ==========================================
+method   path (with and without /v1)     answer
+=======  ==============================  ==========================================
+POST     /v1/hidden_states               slices as JSON, or a stream
+GET      /v1/hidden_states/status        what this engine captures, and how it goes
+POST     /v1/hidden_states/canary        the result of a canary run now
+=======  ==============================  ==========================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from taphouse_tap.auth import KeyRing
+from taphouse_tap.collect import Capture
+from taphouse_tap.delivery import header, slices_answer, stream_answer
+from taphouse_tap.refusals import CaptureOff, Refusal, TooLarge
+from taphouse_tap.rendering import render
+from taphouse_tap.requests import CaptureRequest, parse_request
+from taphouse_tap.service import Service, Tap
+from taphouse_tap.status import status
+
+logger = logging.getLogger(__name__)
+
+PREFIXES = ("/v1/hidden_states", "/hidden_states")
+T = TypeVar("T")
+
+
+class Endpoint:
+    """ASGI application that answers the tap's paths. Without a service it answers 503 with the reason."""
+
+    def __init__(self) -> None:
+        self.service: Service | None = None
+        self.keys: KeyRing | None = None
+        self.problem = "the server has not finished starting"
+        self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {}
+        for prefix in PREFIXES:
+            self._routes["POST", prefix] = self._hidden_states
+            self._routes["GET", f"{prefix}/status"] = self._status
+            self._routes["POST", f"{prefix}/canary"] = self._canary
+
+    @property
+    def paths(self) -> list[tuple[str, str]]:
+        """Every (method, path) that is answered here."""
+        return list(self._routes)
+
+    def takes(self, method: str, path: str) -> bool:
+        """Whether a request is for the tap."""
+        return (method, path) in self._routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; every error becomes an answer here."""
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(request, route_path(scope))
+        except ClientDisconnect:
+            return
+        except Refusal as refusal:
+            response = JSONResponse(refusal.body(), refusal.status, refusal.headers())
+        except Exception:
+            logger.exception("taphouse: a request failed")
+            response = JSONResponse(
+                Refusal("internal error of the tap; the server's log says more").body(), 500
+            )
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request, path: str) -> Response:
+        if self.keys is None:
+            raise CaptureOff(f"capture is off: {self.problem}")
+        self.keys.check(request.headers.get("authorization"))
+        return await self._routes[request.method, path](request)
+
+    async def _hidden_states(self, request: Request) -> Response:
+        """Count how a request ends."""
+        metrics = self._require().metrics
+        metrics.add("requests")
+        try:
+            return await self._capture(request)
+        except ClientDisconnect:
+            metrics.add("aborted")
+            raise
+        except Refusal as refusal:
+            metrics.add("failed" if refusal.status == 500 else "refused")
+            raise
+        except Exception:
+            metrics.add("failed")
+            raise
+
+    async def _capture(self, request: Request) -> Response:
+        service = self._require()
+        tap = service.open()
+        wanted = parse_request(await read_body(request, service.settings.max_body_bytes))
+        wanted.check(tap.model, service.settings.max_prompts)
+        prompts = await render(wanted, tap.tokenizer, tap.model)
+        if wanted.delivery == "stream":
+            tap.admission.check_stream(prompts, wanted.max_tokens, len(wanted.asked_layers(tap.model)))
+
+        claims = await tap.admission.admit(prompts, wanted.max_tokens, tap.collector)
+        whole = kept = False
+        try:
+            captures = await while_connected(request, tap.collector.capture_all(wanted, prompts, claims))
+            whole = True
+            response = await self._deliver(tap, wanted, captures)
+            kept = wanted.delivery == "slices"
+        finally:
+            if not kept:
+                tap.collector.release(claims, unfinished=not whole)
+        self._count(service, tap, captures)
+        return response
+
+    async def _deliver(self, tap: Tap, wanted: CaptureRequest, captures: list[Capture]) -> Response:
+        answer = header(wanted, tap.model, captures, start_id=tap.start.start_id, fingerprint=tap.fingerprint)
+        if wanted.delivery == "slices":
+            return slices_answer(answer, captures)
+        return await asyncio.to_thread(stream_answer, answer, captures)
+
+    def _count(self, service: Service, tap: Tap, captures: list[Capture]) -> None:
+        rows = sum(capture.rows for capture in captures)
+        service.metrics.add("captures", len(captures))
+        service.metrics.add("rows", rows)
+        service.metrics.add("bytes", rows * tap.model.row_bytes)
+
+    async def _status(self, _request: Request) -> Response:
+        assert self.keys is not None
+        return JSONResponse(await asyncio.to_thread(status, self._require(), self.keys))
+
+    async def _canary(self, request: Request) -> Response:
+        """Run a canary now. 200 with the result when it passed, 503 with the result when not."""
+        tap = await self._require().connect()
+        result = await while_connected(request, tap.canary.run())
+        passed = result.state == "passed"
+        body = {"object": "hidden_states.canary", **result.as_dict()}
+        if not passed:
+            body.update(CaptureOff(f"canary {result.state}: {result.reason}").body())
+        return JSONResponse(body, 200 if passed else 503)
+
+    def _require(self) -> Service:
+        if self.service is None:
+            raise CaptureOff(f"capture is off: {self.problem}")
+        return self.service
+
+
+def route_path(scope: Scope) -> str:
+    """The path below the server's root path."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Read the body, never more than ``limit`` bytes of it.
+
+    Raises: `TooLarge`.
+    """
+    message = f"the body is over the limit of {limit} bytes"
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise TooLarge(message)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise TooLarge(message)
+    return bytes(body)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work``; when the caller leaves before it is done, cancel it.
+
+    The body must have been read. Raises: `ClientDisconnect`.
+    """
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        leaving.cancel()
+        task.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

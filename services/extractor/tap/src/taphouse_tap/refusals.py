@@ -1,0 +1,95 @@
+"""What the endpoint answers instead of a capture: a branch of `taphouse_tap.errors`, with HTTP statuses.
+
+::
+
+    TapError
+    └── Refusal
+        ├── MalformedBody      400  the body is not a JSON object
+        ├── WrongKey           401  no key, or not one of ours
+        ├── TooLarge           413  the body, the stream or the capture is over a limit that never gives way
+        ├── InvalidField       422  a field is wrong; ``param`` names it
+        ├── Busy               429  no room now (slice directory, captures running); ``retry_after`` seconds
+        ├── CaptureFailed      500  the capture went wrong; the caller got no sample
+        └── CaptureOff         503  this engine captures nothing now, with the reason
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from taphouse_tap.errors import TapError
+
+
+class Refusal(TapError):
+    """Base of every answer that is not a capture. ``str()`` is the message the caller reads."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body, in the shape of OpenAI's errors."""
+        return {
+            "error": {"message": str(self), "type": self.type, "param": self.param, "code": self.status},
+        }
+
+    def headers(self) -> dict[str, str]:
+        """Headers that go with the answer."""
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+class MalformedBody(Refusal):
+    """The body cannot be read as a JSON object."""
+
+    status = 400
+    type = "malformed_body"
+
+
+class WrongKey(Refusal):
+    """No bearer key, or not one of ours."""
+
+    status = 401
+    type = "authentication_error"
+
+    def headers(self) -> dict[str, str]:
+        """Says which scheme is asked for."""
+        return {"WWW-Authenticate": "Bearer"}
+
+
+class TooLarge(Refusal):
+    """Over a limit that does not depend on what else is running."""
+
+    status = 413
+    type = "too_large"
+
+
+class InvalidField(Refusal):
+    """A field of the request is wrong; ``param`` names it and the message names the limit."""
+
+    status = 422
+    type = "invalid_request_error"
+
+
+class Busy(Refusal):
+    """No room now; ask again after ``retry_after`` seconds."""
+
+    status = 429
+    type = "busy"
+
+
+class CaptureFailed(Refusal):
+    """The engine ran the request but its rows are not whole. The caller got no sample."""
+
+    status = 500
+    type = "capture_failed"
+
+
+class CaptureOff(Refusal):
+    """This engine captures nothing now. Production is not affected."""
+
+    status = 503
+    type = "capture_off"

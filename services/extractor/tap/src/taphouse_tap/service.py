@@ -1,0 +1,244 @@
+"""The tap of one API server: connects to the engine's ranks, runs the canary, says whether capture is on.
+
+States, in order: *starting* (the ranks have not answered), *canary* (it has not passed), *on*. Only
+`Service.why_off` decides; every state but *on* is a 503 with that reason, and production never notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from taphouse import slices
+from taphouse_tap.admission import Admission, Limits
+from taphouse_tap.canary import RETRIES, Canary
+from taphouse_tap.collect import Collector, Engine
+from taphouse_tap.metrics import Metrics
+from taphouse_tap.refusals import CaptureOff
+from taphouse_tap.rendering import Tokenizer
+from taphouse_tap.requests import ModelFacts
+from taphouse_tap.settings import TapSettings
+
+logger = logging.getLogger(__name__)
+
+STALE_S = 15.0
+"""Ranks publish at least every 2 s; an older record means that a rank no longer looks after captures."""
+
+CONNECT_S = 60.0
+SEAL_TIMEOUT_S = 60.0
+"""How long after a request's last token its slices may take."""
+
+TIDY_S = 2.0
+RECORDS_AGE_S = 0.25
+
+
+class Server(Protocol):
+    """The vLLM server around us."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    dp_size: int
+
+    async def start_id(self) -> str:
+        """Ask the ranks which start they belong to. Raises `CaptureOff` when no rank carries the tap."""
+        ...
+
+    async def check(self, tag: str, token_ids: list[int], rows: int) -> list[Any]:
+        """The canary's question to every rank."""
+        ...
+
+    def model(self, record: dict[str, Any]) -> ModelFacts:
+        """Facts of the model, from the server's configuration and a rank's record."""
+        ...
+
+    async def tokenizer_fingerprint(self) -> dict[str, str | None]:
+        """Digests of the tokenizer and the chat template."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tap:
+    """What the routes work with once the ranks have answered."""
+
+    start: slices.Start
+    model: ModelFacts
+    tokenizer: Tokenizer
+    admission: Admission
+    collector: Collector
+    canary: Canary
+    fingerprint: dict[str, Any]
+
+
+class Service:
+    """Holds the `Tap`, or the reason why there is none."""
+
+    def __init__(self, settings: TapSettings, server: Server, metrics: Metrics) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.tap: Tap | None = None
+        self._server = server
+        self._problem = "starting: the engine's ranks have not answered yet"
+        self._task: asyncio.Task[None] | None = None
+        self._connecting = asyncio.Lock()
+        self._records: tuple[float, list[dict[str, Any]]] = (0.0, [])
+
+    def begin(self) -> None:
+        """Start in the background. Needs a running event loop; a second call changes nothing."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="taphouse")
+
+    async def close(self) -> None:
+        """Stop the background work and let go of the start's directory."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self.tap is not None:
+            self.tap.start.close()
+
+    async def _run(self) -> None:
+        try:
+            tap = await self.connect()
+            if (reason := self._ranks_off()) is not None:
+                logger.warning("taphouse: capture is off: %s", reason)
+            else:
+                result = await tap.canary.run(retries=RETRIES)
+                logger.info("taphouse: canary %s %s", result.state, result.reason or "")
+        except Exception as error:
+            logger.warning("taphouse: capture is off: %s", error)
+        while True:
+            await asyncio.sleep(TIDY_S)
+            await self._tidy()
+
+    async def _tidy(self) -> None:
+        if self.tap is None:
+            return
+        try:
+            expired = await asyncio.to_thread(self.tap.collector.tidy, self.settings.slice_ttl_s)
+            self.metrics.add("expired", len(expired))
+        except Exception:
+            logger.exception("taphouse: tidying the slice directory failed")
+
+    async def connect(self) -> Tap:
+        """Find the ranks' start directory and build the `Tap`; a later call returns it.
+
+        Raises `CaptureOff`; the reason stays for `why_off`.
+        """
+        async with self._connecting:
+            if self.tap is None:
+                try:
+                    self.tap = await asyncio.wait_for(self._connect(), CONNECT_S)
+                except CaptureOff as error:
+                    self._problem = str(error)
+                    raise
+                except Exception as error:
+                    self._problem = f"the tap did not start: {type(error).__name__}: {error}"
+                    raise CaptureOff(self._problem) from error
+            return self.tap
+
+    async def _connect(self) -> Tap:
+        settings, server = self.settings, self._server
+        start_id = await server.start_id()
+        start = await asyncio.to_thread(slices.open_start, settings.slice_dir, start_id)
+        try:
+            records = await _await_records(start)
+            model = server.model(records[0])
+            fingerprint = {
+                **(records[0].get("model_fingerprint") or {}),
+                **await server.tokenizer_fingerprint(),
+            }
+        except BaseException:
+            start.close()
+            raise
+        limits = Limits(settings.slice_dir_limit_bytes, settings.max_in_flight, settings.stream_limit_bytes)
+        admission = Admission(start, model, limits)
+        collector = Collector(
+            server.engine,
+            start,
+            model,
+            seal_timeout_s=SEAL_TIMEOUT_S,
+            why_off=self._ranks_off,
+        )
+        canary = Canary(
+            admission=admission,
+            collector=collector,
+            tokenizer=server.tokenizer,
+            model=model,
+            check=server.check,
+            dp_size=server.dp_size,
+        )
+        return Tap(start, model, server.tokenizer, admission, collector, canary, fingerprint)
+
+    def open(self) -> Tap:
+        """The tap, when capture is on.
+
+        Raises: `CaptureOff` with the reason.
+        """
+        reason = self.why_off()
+        if reason is not None or self.tap is None:
+            raise CaptureOff(f"capture is off: {reason}")
+        return self.tap
+
+    def why_off(self) -> str | None:
+        """Why nothing is captured now; None when capture is on."""
+        if self.tap is None:
+            return self._problem
+        if (reason := self._ranks_off()) is not None:
+            return reason
+        canary = self.tap.canary.result
+        if canary.state == "passed":
+            return None
+        return f"canary {canary.state}" + (f": {canary.reason}" if canary.reason else "")
+
+    def records(self) -> list[dict[str, Any]]:
+        """The ranks' records, read at most every quarter of a second."""
+        read_at, records = self._records
+        if self.tap is not None and time.monotonic() - read_at > RECORDS_AGE_S:
+            records = self.tap.start.records()
+            self._records = (time.monotonic(), records)
+        return records
+
+    def _ranks_off(self) -> str | None:
+        return why_ranks_off(self.records(), time.time())
+
+
+def why_ranks_off(records: Sequence[dict[str, Any]], now: float) -> str | None:
+    """Why the ranks capture nothing (off, silent or missing); None when all of them capture."""
+    if missing := _missing_ranks(records):
+        return f"no record of {missing}"
+    for record in records:
+        name = _rank_name(record)
+        if record.get("capture") != "on":
+            return f"{name}: {record.get('reason') or 'capture is off'}"
+        age = now - float(record.get("updated_at") or 0.0)
+        if age > STALE_S:
+            return f"{name} has not reported for {age:.0f} s"
+    return None
+
+
+async def _await_records(start: slices.Start) -> list[dict[str, Any]]:
+    while True:
+        records = await asyncio.to_thread(start.records)
+        if records and not _missing_ranks(records):
+            return records
+        await asyncio.sleep(0.1)
+
+
+def _missing_ranks(records: Sequence[dict[str, Any]]) -> str | None:
+    """Names the TP ranks that are absent from any data-parallel engine that has a record."""
+    if not records:
+        return "any rank"
+    there = {(int(record["dp_rank"]), int(record["tp_rank"])) for record in records}
+    size = int(records[0]["tp_size"])
+    wanted = [(dp, tp) for dp in sorted({dp for dp, _ in there}) for tp in range(size)]
+    missing = [f"rank dp{dp} tp{tp}" for dp, tp in wanted if (dp, tp) not in there]
+    return ", ".join(missing) or None
+
+
+def _rank_name(record: dict[str, Any]) -> str:
+    return f"rank dp{record.get('dp_rank')} tp{record.get('tp_rank')}"

@@ -1,0 +1,245 @@
+"""When capture is on and why it is not: ranks, heartbeats, canary; and what the status says of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+import pytest
+from tests.unit.tap.endpoint_fakes import Bench, make_bench
+
+from taphouse import slices
+from taphouse_tap import service as service_module
+from taphouse_tap.metrics import Metrics
+from taphouse_tap.service import why_ranks_off
+
+URL = "/v1/hidden_states"
+
+
+async def settled(bench: Bench) -> None:
+    """Wait until the service has connected and its canary has ended, or it gave up."""
+    while bench.service.tap is None or bench.service.tap.canary.result.state in ("pending", "running"):
+        if "starting" not in (bench.service.why_off() or "starting") and bench.service.tap is None:
+            return
+        await asyncio.sleep(0.005)
+
+
+async def get_status(bench: Bench) -> Any:
+    async with bench.client() as client:
+        answer = await client.get(f"{URL}/status")
+    assert answer.status_code == 200
+    return answer.json()
+
+
+async def capture(bench: Bench) -> tuple[int, str]:
+    async with bench.client() as client:
+        answer = await client.post(URL, json={"prompt": [10, 11]})
+    return answer.status_code, answer.json().get("error", {}).get("message", "")
+
+
+def test_before_the_ranks_answer_capture_is_off(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+
+    async def go() -> None:
+        status, reason = await capture(bench)
+        assert (status, "have not answered yet" in reason) == (503, True)
+        body = await get_status(bench)
+        assert (body["capture"], body["ranks"]) == ("off", [])
+
+    asyncio.run(go())
+
+
+def test_a_server_without_the_worker_extension_says_so(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+    bench.server.carries_tap = False
+
+    async def go() -> None:
+        bench.service.begin()
+        await settled(bench)
+        assert await capture(bench) == (503, "capture is off: the engine's ranks do not carry the tap")
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_the_canary_opens_capture_and_leaves_nothing(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+
+    async def go() -> None:
+        await bench.ready()
+        body = await get_status(bench)
+        assert body["canary"]["state"] == "passed" and body["canary"]["checked"] == 8
+        assert bench.leftovers() == []
+        assert (await capture(bench))[0] == 200
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({"ok": False, "reason": "token 2 is 7, the engine chose 9", "checked": 4}, "rank 0: token 2 is 7"),
+        ({"ok": True, "reason": None, "checked": 0}, "no rank checked a token"),
+        ("broken", "'broken'"),
+    ],
+)
+def test_a_failed_canary_closes_capture_until_one_passes(tmp_path: Path, answer: Any, says: str) -> None:
+    bench = make_bench(tmp_path)
+    bench.server.canary_answer = answer
+    for rank in range(2):
+        bench.server.publish(rank)
+
+    async def go() -> None:
+        bench.service.begin()
+        await settled(bench)
+        status, reason = await capture(bench)
+        assert (status, "canary failed" in reason, says in reason) == (503, True, True)
+        async with bench.client() as client:
+            again = await client.post(f"{URL}/canary")
+            assert (again.status_code, again.json()["state"]) == (503, "failed")
+            bench.server.canary_answer = {"ok": True, "reason": None, "checked": 4}
+            passed = await client.post(f"{URL}/canary")
+            assert (passed.status_code, passed.json()["state"]) == (200, "passed")
+        assert (await capture(bench))[0] == 200
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_a_canary_whose_capture_fails_closes_capture(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+    bench.engine.error_rank = 0
+    for rank in range(2):
+        bench.server.publish(rank)
+
+    async def go() -> None:
+        bench.service.begin()
+        await settled(bench)
+        assert "row 3 was never written" in (bench.service.why_off() or "")
+        assert bench.leftovers() == []
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_a_later_canary_that_fails_takes_capture_away(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+
+    async def go() -> None:
+        await bench.ready()
+        bench.server.canary_answer = {"ok": False, "reason": "zeros", "checked": 0}
+        async with bench.client() as client:
+            assert (await client.post(f"{URL}/canary")).status_code == 503
+        assert await capture(bench) == (503, "capture is off: canary failed: rank 0: zeros")
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_a_tripped_breaker_on_one_rank_turns_capture_off_and_is_in_the_status(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+    breaker = {"where": "writer", "error": "disk gone", "at": 1.0}
+
+    async def go() -> None:
+        await bench.ready()
+        bench.server.publish(1, capture="off", reason="breaker: disk gone", breaker=breaker)
+        await asyncio.sleep(service_module.RECORDS_AGE_S + 0.05)
+        assert await capture(bench) == (503, "capture is off: rank dp0 tp1: breaker: disk gone")
+        body = await get_status(bench)
+        assert body["breaker"] == {**breaker, "dp_rank": 0, "tp_rank": 1}
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_a_rank_that_goes_silent_turns_capture_off(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+
+    async def go() -> None:
+        await bench.ready()
+        bench.server.publish(0, age_s=100)
+        await asyncio.sleep(service_module.RECORDS_AGE_S + 0.05)
+        status, reason = await capture(bench)
+        assert (status, "rank dp0 tp0 has not reported for 100 s" in reason) == (503, True)
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_a_breaker_that_trips_while_a_capture_waits_ends_the_wait(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+
+    async def go() -> None:
+        await bench.ready()
+        bench.engine.silent_rank = 1
+        waiting = asyncio.create_task(capture(bench))
+        await asyncio.sleep(0.1)
+        bench.server.publish(1, capture="off", reason="breaker: no")
+        assert await waiting == (500, "rank 1 sealed nothing: rank dp0 tp1: breaker: no")
+        assert bench.leftovers() == []
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_missing_ranks_are_named() -> None:
+    def record(dp: int, tp: int) -> dict[str, Any]:
+        return {"dp_rank": dp, "tp_rank": tp, "tp_size": 2, "capture": "on", "updated_at": 100.0}
+
+    assert why_ranks_off([], 100.0) == "no record of any rank"
+    assert why_ranks_off([record(0, 0), record(0, 1), record(1, 1)], 100.0) == "no record of rank dp1 tp0"
+    assert why_ranks_off([record(0, 0), record(0, 1)], 101.0) is None
+
+
+def test_every_data_parallel_engine_gets_a_canary(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+    bench.server.dp_size = 2
+    for rank in range(2):
+        bench.server.publish(rank)
+
+    async def go() -> None:
+        bench.service.begin()
+        await settled(bench)
+        assert [dp_rank for _, _, dp_rank in bench.engine.seen] == [0, 1]
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_the_status_says_what_there_is(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, max_prompts=7)
+
+    async def go() -> Any:
+        await bench.ready()
+        assert (await capture(bench))[0] == 200
+        body = await get_status(bench)
+        await bench.service.close()
+        return body
+
+    body = asyncio.run(go())
+    assert (body["capture"], body["reason"], body["key"]) == ("on", None, "open")
+    assert body["layers"] == [0, 2, 4] and body["start_id"] == "abc12"
+    assert body["counters"]["ranks"] == {"rows": 10, "sealed": 2}
+    counts = body["counters"]["endpoint"]
+    assert (counts["requests"], counts["captures"], counts["rows"], counts["bytes"]) == (
+        1,
+        1,
+        2,
+        2 * 3 * 8 * 4,
+    )
+    assert body["limits"]["prompts"] == 7
+    assert body["in_flight"]["claims"] == 1 and body["in_flight"]["here"] == 0
+    assert body["fingerprint_id"] == slices.fingerprint_id(body["fingerprint"])
+    assert {record["tp_rank"] for record in body["ranks"]} == {0, 1}
+
+
+def test_counters_are_published_and_a_second_set_of_them_does_no_harm() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    first, second = Metrics(registry), Metrics(registry)
+    first.add("rows", 5)
+    second.add("rows", 1)
+    assert registry.get_sample_value("taphouse_rows_total") == 5
+    assert (first.counts["rows"], second.counts["rows"]) == (5, 1)
