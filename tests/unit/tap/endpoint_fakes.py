@@ -27,6 +27,15 @@ START, END, NEWLINE = 0, 1, 2
 ROLES = {"system": 3, "user": 4, "assistant": 5, "tool": 6}
 VOCABULARY = 512
 LAYERS = (0, 2, 4)
+PASSED: dict[str, Any] = {
+    "ok": True,
+    "reason": None,
+    "checked": 4,
+    "best": [9.0, 9.0, 9.0, 9.0],
+    "chosen": [9.0, 9.0, 9.0, 9.0],
+    "tolerance": 0.1,
+}
+"""What a rank answers to a canary whose tokens it reproduced."""
 
 
 class FakeTokenizer:
@@ -190,7 +199,7 @@ class FakeServer:
         self.engine = self.fake
         self.tokenizer = tokenizer
         self.dp_size = dp_size
-        self.canary_answer: dict[str, Any] = {"ok": True, "reason": None, "checked": 4}
+        self.canary_answer: dict[str, Any] = PASSED
         self.carries_tap = True
         self._model = model
         self._start = start

@@ -8,7 +8,7 @@ from typing import Any
 
 import prometheus_client
 import pytest
-from tests.unit.tap.endpoint_fakes import Bench, make_bench
+from tests.unit.tap.endpoint_fakes import PASSED, Bench, make_bench
 
 from taphouse import slices
 from taphouse_tap import service as service_module
@@ -64,13 +64,29 @@ def test_a_server_without_the_worker_extension_says_so(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
+def test_ranks_that_refused_to_tap_are_in_the_status_with_their_reason(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+    for rank in range(2):
+        bench.server.publish(rank, capture="off", reason="tap version None", layers=None)
+
+    async def go() -> None:
+        bench.service.begin()
+        await settled(bench)
+        assert await capture(bench) == (503, "capture is off: rank dp0 tp0: tap version None")
+        body = await get_status(bench)
+        assert (body["start_id"], len(body["ranks"]), body["layers"]) == ("abc12", 2, None)
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
 def test_the_canary_opens_capture_and_leaves_nothing(tmp_path: Path) -> None:
     bench = make_bench(tmp_path)
 
     async def go() -> None:
         await bench.ready()
         body = await get_status(bench)
-        assert body["canary"]["state"] == "passed" and body["canary"]["checked"] == 8
+        assert body["canary"]["state"] == "passed" and body["canary"]["checked"] == 4
         assert bench.leftovers() == []
         assert (await capture(bench))[0] == 200
         await bench.service.close()
@@ -82,7 +98,9 @@ def test_the_canary_opens_capture_and_leaves_nothing(tmp_path: Path) -> None:
     ("answer", "says"),
     [
         ({"ok": False, "reason": "token 2 is 7, the engine chose 9", "checked": 4}, "rank 0: token 2 is 7"),
-        ({"ok": True, "reason": None, "checked": 0}, "no rank checked a token"),
+        ({**PASSED, "chosen": [9.0, 9.0, None, 9.0]}, "1 tokens are in no rank's part"),
+        ({**PASSED, "chosen": [9.0, 8.0, 9.0, 9.0]}, "1 of 4 tokens"),
+        ({**PASSED, "best": [], "chosen": []}, "no rank checked a token"),
         ("broken", "'broken'"),
     ],
 )
@@ -100,7 +118,7 @@ def test_a_failed_canary_closes_capture_until_one_passes(tmp_path: Path, answer:
         async with bench.client() as client:
             again = await client.post(f"{URL}/canary")
             assert (again.status_code, again.json()["state"]) == (503, "failed")
-            bench.server.canary_answer = {"ok": True, "reason": None, "checked": 4}
+            bench.server.canary_answer = PASSED
             passed = await client.post(f"{URL}/canary")
             assert (passed.status_code, passed.json()["state"]) == (200, "passed")
         assert (await capture(bench))[0] == 200

@@ -17,6 +17,7 @@ from taphouse_tap.collect import Capture, Collector
 from taphouse_tap.refusals import Busy, Refusal
 from taphouse_tap.rendering import Tokenizer
 from taphouse_tap.requests import CaptureRequest, ModelFacts, Prompt
+from taphouse_tap.verdict import combine
 
 TEXT = "Count up from one: one, two, three, four, five, six,"
 GENERATED = 4
@@ -25,7 +26,7 @@ RETRIES = 30
 """How often the canary of the start waits for room, `Busy.retry_after` seconds each."""
 
 Check = Callable[[str, list[int], int], Awaitable[list[Any]]]
-"""``(tag, token_ids, rows)`` to every rank; each answers ``{"ok", "reason", "checked"}``."""
+"""``(tag, token_ids, rows)`` to every rank; `combine` says what their answers come to."""
 
 
 @dataclass(frozen=True)
@@ -116,15 +117,12 @@ class Canary:
         return await self._check(capture.tag, token_ids, capture.rows)
 
     def _verdict(self, answers: list[Any]) -> int:
-        checked = 0
-        for rank, answer in enumerate(answers):
-            if not isinstance(answer, dict) or not answer.get("ok"):
-                reason = answer.get("reason") if isinstance(answer, dict) else repr(answer)
-                raise _Mismatch(f"rank {rank}: {reason}")
-            checked += int(answer.get("checked") or 0)
-        if not checked:
+        joined = combine(answers)
+        if not joined["ok"]:
+            raise _Mismatch(str(joined["reason"]))
+        if not joined["checked"]:
             raise _Mismatch("no rank checked a token")
-        return checked
+        return int(joined["checked"])
 
     async def _token_ids(self) -> list[int]:
         room = self._model.max_model_len - GENERATED

@@ -81,6 +81,7 @@ class Service:
         self.settings = settings
         self.metrics = metrics
         self.tap: Tap | None = None
+        self.start: slices.Start | None = None
         self._server = server
         self._problem = "starting: the engine's ranks have not answered yet"
         self._task: asyncio.Task[None] | None = None
@@ -98,17 +99,14 @@ class Service:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        if self.tap is not None:
-            self.tap.start.close()
+        if self.start is not None:
+            self.start.close()
 
     async def _run(self) -> None:
         try:
             tap = await self.connect()
-            if (reason := self._ranks_off()) is not None:
-                logger.warning("taphouse: capture is off: %s", reason)
-            else:
-                result = await tap.canary.run(retries=RETRIES)
-                logger.info("taphouse: canary %s %s", result.state, result.reason or "")
+            result = await tap.canary.run(retries=RETRIES)
+            logger.info("taphouse: canary %s %s", result.state, result.reason or "")
         except Exception as error:
             logger.warning("taphouse: capture is off: %s", error)
         while True:
@@ -144,17 +142,17 @@ class Service:
     async def _connect(self) -> Tap:
         settings, server = self.settings, self._server
         start_id = await server.start_id()
-        start = await asyncio.to_thread(slices.open_start, settings.slice_dir, start_id)
-        try:
-            records = await _await_records(start)
-            model = server.model(records[0])
-            fingerprint = {
-                **(records[0].get("model_fingerprint") or {}),
-                **await server.tokenizer_fingerprint(),
-            }
-        except BaseException:
-            start.close()
-            raise
+        if self.start is None:
+            self.start = await asyncio.to_thread(slices.open_start, settings.slice_dir, start_id)
+        start = self.start
+        records = await _await_records(start)
+        if (reason := why_ranks_off(records, time.time())) is not None:
+            raise CaptureOff(reason)
+        model = server.model(records[0])
+        fingerprint = {
+            **(records[0].get("model_fingerprint") or {}),
+            **await server.tokenizer_fingerprint(),
+        }
         limits = Limits(settings.slice_dir_limit_bytes, settings.max_in_flight, settings.stream_limit_bytes)
         admission = Admission(start, model, limits)
         collector = Collector(
@@ -198,8 +196,8 @@ class Service:
     def records(self) -> list[dict[str, Any]]:
         """The ranks' records, read at most every quarter of a second."""
         read_at, records = self._records
-        if self.tap is not None and time.monotonic() - read_at > RECORDS_AGE_S:
-            records = self.tap.start.records()
+        if self.start is not None and time.monotonic() - read_at > RECORDS_AGE_S:
+            records = self.start.records()
             self._records = (time.monotonic(), records)
         return records
 

@@ -30,6 +30,9 @@ def status(service: Service, keys: KeyRing) -> dict[str, Any]:
     if records:
         answer.update({name: records[0].get(name) for name in SHARED})
         answer["versions"] = {**(records[0].get("versions") or {}), "tap": __version__}
+    if service.start is not None:
+        answer["start_id"] = service.start.start_id
+        answer["start_dir"] = str(service.start.directory)
     if service.tap is not None:
         answer.update(_of_tap(service.tap))
     return answer
@@ -38,8 +41,6 @@ def status(service: Service, keys: KeyRing) -> dict[str, Any]:
 def _of_tap(tap: Tap) -> dict[str, Any]:
     claims = tap.start.claims()
     return {
-        "start_id": tap.start.start_id,
-        "start_dir": str(tap.start.directory),
         "fingerprint": tap.fingerprint,
         "fingerprint_id": slices.fingerprint_id(tap.fingerprint),
         "canary": tap.canary.result.as_dict(),
