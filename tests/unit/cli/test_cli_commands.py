@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from taphouse.cli import waiting
+from taphouse.cli.jobs import STATES
 from taphouse.shards import open_shard
-from taphouse.wire import Check, ExtractRequest, Job, JobList, JobRequest, QueueStatus, ShardList
+from taphouse.wire import Check, ExtractRequest, Job, JobList, JobRequest, JobState, QueueStatus, ShardList
 
 
 def write_rows(path: Path, *rows: object) -> Path:
@@ -127,7 +128,7 @@ def test_dry_run_names_the_lines_that_are_no_rows(cli, api, tmp_path):
         {"text": 3},
     )  # fmt: skip
     result = cli("enqueue", str(rows), "--dry-run", "--max-tokens", "8", "-o", "json")
-    assert result.exit_code == 6 and "7 of 8 rows" in result.stderr
+    assert result.exit_code == 2 and "7 of 8 rows" in result.stderr
     problems = {p["line"]: p["reason"] for p in json.loads(result.stdout)["problems"]}
     assert sorted(problems) == [3, 4, 5, 6, 7, 8, 9]
     for line, reason in {
@@ -221,6 +222,8 @@ def test_jobs_lists_shows_and_cancels(cli, api, make):
     assert api.requests[-1].url.path == "/v1/jobs/job-a/cancel"
     both = JobList.model_validate(cli.json("jobs", "cancel", "job-a", "job-b"))
     assert [job.state for job in both.jobs] == ["cancelled", "cancelled"]
+    assert tuple(state.value for state in JobState) == STATES
+    assert "running" in cli("jobs", "--state", "resting").stderr
     text = cli("jobs").stdout
     assert "humaneval" in text and "43%" in text and "2.5/s" in text
 

@@ -44,9 +44,9 @@ def words(text: str) -> list[str]:
     return text.replace("\n", "|").split("|")
 
 
-def draw(moment: Moment, width: int = 100) -> str:
+def draw(moment: Moment, width: int = 100, height: int = 50) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(watch_view(moment, width))
+    console.print(watch_view(moment, width, height))
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= width
     return text
@@ -120,6 +120,13 @@ def test_every_width_shows_all_numbers(moment, width):
     text = draw(moment, width)
     for word in ("3.217", "45.7%", "21.0 ms", "48.3 ms"):
         assert word in text
+
+
+def test_it_fits_an_ordinary_terminal(moment, make):
+    shards = tuple(make("entry", seq) for seq in range(25, 31))
+    full = draw(replace(moment, shards=shards), 80, 24)
+    assert len(full.splitlines()) <= 23 and "job-a-000030" in full
+    assert "job-a-000025" in draw(replace(moment, shards=shards), 80, 50)
 
 
 def test_follow_keeps_the_newest_shards_and_a_bounded_history(make):

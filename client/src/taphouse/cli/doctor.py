@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from taphouse.cli.boundary import describe
 from taphouse.cli.exits import CheckFailed, CliError, ExitCode
 from taphouse.cli.session import Session, with_session
-from taphouse.wire import Check
 
 if TYPE_CHECKING:
     from taphouse.client import Taphouse
+    from taphouse.wire import Check
 
 __all__ = ["doctor"]
 
@@ -48,6 +48,7 @@ def _checks(url: str, client: Taphouse) -> tuple[bool, list[Check]]:
     """Whether the API answers, and all checks in the order of the links."""
     from taphouse import __version__
     from taphouse.errors import TaphouseError
+    from taphouse.wire import Check
 
     try:
         health = client.health()
@@ -71,5 +72,7 @@ def _checks(url: str, client: Taphouse) -> tuple[bool, list[Check]]:
 
 
 def _failed(name: str, error: Exception) -> Check:
+    from taphouse.wire import Check
+
     message, advice, _ = describe(error)
     return Check(check=name, ok=False, detail=message, advice=advice)

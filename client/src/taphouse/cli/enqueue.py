@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from taphouse.cli import sampling
-from taphouse.cli.exits import CheckFailed, UsageProblem
+from taphouse.cli.exits import UsageProblem
 from taphouse.cli.extract import template_arguments
 from taphouse.cli.session import Session, with_session
-from taphouse.wire import Job, JobOptions
 
 if TYPE_CHECKING:
     from taphouse.client import Taphouse
+    from taphouse.wire import Job, JobOptions
 
 __all__ = ["enqueue"]
 
@@ -159,7 +159,7 @@ def _check(session: Session, dataset: str, options: JobOptions, limit: int | Non
     }
     session.show(document, lambda: render.dry_run(report, options, batches))
     if report.bad:
-        raise CheckFailed(
+        raise UsageProblem(
             f"{report.bad} of {report.bad + report.rows} rows are no rows", "correct the lines named"
         )
     if not report.rows:

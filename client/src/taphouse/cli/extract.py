@@ -8,16 +8,18 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from taphouse.cli import sampling
 from taphouse.cli.exits import CliError, UsageProblem
 from taphouse.cli.session import Session, with_session
-from taphouse.wire import Row
 
-__all__ = ["extract"]
+if TYPE_CHECKING:
+    from taphouse.wire import Row
+
+__all__ = ["extract", "template_arguments"]
 
 
 @with_session()
@@ -90,6 +92,7 @@ def extract(
 
 def _rows(prompts: list[str] | None, file: str | None) -> list[Row]:
     from taphouse.cli.dataset import rows_of
+    from taphouse.wire import Row
 
     if prompts and file:
         raise UsageProblem("prompts and a file of rows are given", "give one of them")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from taphouse.cli.boundary import DefaultCommand
 from taphouse.cli.exits import UsageProblem
 from taphouse.cli.session import Session, with_session
-from taphouse.wire import JobList, JobState
+
+if TYPE_CHECKING:
+    from taphouse.wire import JobState
 
 __all__ = ["app"]
+
+STATES = ("spooling", "queued", "running", "cancelled", "failed", "done")
 
 app = typer.Typer(
     cls=DefaultCommand,
@@ -28,19 +32,35 @@ def list_jobs(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many, newest first.")] = 20,
     state: Annotated[
-        JobState | None, typer.Option(help="Only jobs in this state.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="STATE", help=f"Only jobs in this state: {', '.join(STATES)}.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """List jobs, newest first; or show one. Runs when `jobs` is given no command."""
     from taphouse.cli import render
+    from taphouse.wire import JobList
 
+    wanted = _state(state)
     with session.client() as client:
         if job_id is not None:
             job = client.job(job_id)
             session.show(job, lambda: render.job_details(job))
             return
-        jobs = [job for job in client.jobs(limit=limit) if state in (None, job.state)]
+        jobs = [job for job in client.jobs(limit=limit) if wanted in (None, job.state)]
     session.show(JobList(jobs=jobs), lambda: render.jobs_table(jobs))
+
+
+def _state(text: str | None) -> JobState | None:
+    from taphouse.wire import JobState
+
+    try:
+        return JobState(text) if text is not None else None
+    except ValueError:
+        raise UsageProblem(
+            f"--state: there is no state {text!r}", f"give one of {', '.join(STATES)}"
+        ) from None
 
 
 @app.command("cancel")
@@ -53,6 +73,7 @@ def cancel(
 ) -> None:
     """Cancel jobs. Batches that run end; sealed shards stay."""
     from taphouse.cli import render
+    from taphouse.wire import JobList
 
     if not all(job_id.strip() for job_id in job_ids):
         raise UsageProblem("a job id is empty", "see ids with `taphouse jobs`")

@@ -29,6 +29,9 @@ JOBS_SHOWN = 4
 NARROW = 76
 NAME_WIDTH = 28
 STALE_AFTER_S = 60.0
+SPARK_WIDTH = 30
+ROWS_ABOVE = 15
+"""Rows of header and panels above jobs and shards, with one engine and one trainer side by side."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ def follow(
     )
 
 
-def watch_view(moment: Moment, width: int = 100) -> RenderableType:
-    """The live view; panels stand beside each other from `NARROW` columns on."""
+def watch_view(moment: Moment, width: int = 100, height: int = 50) -> RenderableType:
+    """The live view. Panels stand beside each other from `NARROW` columns on; shards get the rows that are left."""
     header = _header(moment)
     status = moment.status
     if status is None:
@@ -85,10 +88,9 @@ def watch_view(moment: Moment, width: int = 100) -> RenderableType:
     else:
         parts += [_side_by_side(boxes[0], boxes[1]), _side_by_side(boxes[2], boxes[3])]
     if moment.jobs:
-        parts.append(
-            Panel(_jobs(moment.jobs, width < NARROW), title="jobs", title_align="left", box=box.ROUNDED)
-        )
-    parts.append(_shards_panel(moment))
+        parts.append(_panel("jobs", _jobs(moment.jobs, width < NARROW)))
+    left = height - 1 - ROWS_ABOVE - (min(len(moment.jobs), JOBS_SHOWN + 1) + 2 if moment.jobs else 0)
+    parts.append(_shards_panel(moment, rows=max(2, min(SHARDS_SHOWN, left - 3))))
     return Group(*parts)
 
 
@@ -170,7 +172,7 @@ def _side_by_side(left: RenderableType, right: RenderableType) -> Table:
 
 def _panel(title: str, body: RenderableType, alarm: bool = False) -> Panel:
     return Panel(
-        body, title=title, title_align="left", box=box.ROUNDED, border_style="red" if alarm else "dim"
+        body, title=plain(title), title_align="left", box=box.ROUNDED, border_style="red" if alarm else "dim"
     )
 
 
@@ -200,32 +202,29 @@ def _queue_panel(status: QueueStatus) -> Panel:
 
 def _rate_panel(status: QueueStatus, rates: tuple[float, ...]) -> Panel:
     last = status.rates[0] if status.rates else Rate(window_s=60)
-    longer = status.rates[1:] or []
+    longer = "".join(f"  ({per_second(r.samples)} in {duration(r.window_s)})" for r in status.rates[1:])
     facts: list[tuple[str, RenderableType]] = [
-        ("samples", per_second(last.samples)),
+        ("samples", per_second(last.samples) + longer),
         ("tokens", per_second(last.tokens)),
         ("stored", f"{size(last.bytes)}/s ({ratio(last.bytes, last.raw_bytes)} of raw)"),
     ]
-    facts += [(f"{duration(rate.window_s)}", f"{per_second(rate.samples, 'samples')}") for rate in longer]
-    body = Group(facts_grid(facts), Text(spark(list(rates), 30), "blue"))
+    body = Group(facts_grid(facts), Text(spark(list(rates), SPARK_WIDTH) or " ", "blue"))
     return _panel(f"throughput, last {duration(last.window_s)}", body)
 
 
 def _engine_panel(status: QueueStatus) -> Panel:
     if not status.engines:
         return _panel("engine", Text("no engine is configured"), alarm=True)
+    several = len(status.engines) > 1
     parts: list[RenderableType] = []
     for engine in status.engines:
-        facts: list[tuple[str, RenderableType]] = [
-            ("url", plain(engine.url)),
-            (
-                "capture",
-                capture_text(engine.capture).append(f" – {engine.detail}" if engine.detail else "", ""),
-            ),
-        ]
+        why = f" – {engine.detail}" if engine.detail else ""
+        facts: list[tuple[str, RenderableType]] = [("engine", plain(engine.url))] if several else []
+        facts.append(("capture", capture_text(engine.capture).append(why, "")))
         parts.append(facts_grid(facts + _latency_facts(engine.latency)))
     parts.append(Text("latency: all requests of the engine", "dim"))
-    return _panel("engine", Group(*parts), alarm=all(engine.capture != "on" for engine in status.engines))
+    title = "engines" if several else f"engine {status.engines[0].url}"
+    return _panel(title, Group(*parts), alarm=all(engine.capture != "on" for engine in status.engines))
 
 
 def _latency_facts(latency: Latency | None) -> list[tuple[str, RenderableType]]:
@@ -246,24 +245,23 @@ def _trainer_panel(moment: Moment) -> Panel:
     consumers = moment.status.consumers if moment.status else []
     if not consumers:
         return _panel("trainer", Text("none has been heard of: start `taphouse-trainer`", "dim"))
+    several = len(consumers) > 1
     parts: list[RenderableType] = []
     stale = False
     for consumer in consumers:
         old = consumer.updated_at is not None and moment.now - consumer.updated_at > STALE_AFTER_S
         stale = stale or old
-        parts.append(
-            facts_grid(
-                [
-                    ("name", plain(consumer.name)),
-                    ("loss", Text("–" if consumer.loss is None else f"{consumer.loss:.3f}", "bold")),
-                    ("accuracy", "–" if consumer.accuracy is None else f"{consumer.accuracy:.1%}"),
-                    ("step", f"{number_text(consumer.step)}, epoch {number_text(consumer.epoch)}"),
-                    ("lag", _lag(consumer)),
-                    ("heard", Text(age(consumer.updated_at, moment.now), "bold red" if old else "")),
-                ]
-            )
-        )
-    return _panel("trainer", Group(*parts), alarm=stale)
+        facts: list[tuple[str, RenderableType]] = [("name", plain(consumer.name))] if several else []
+        facts += [
+            ("loss", Text("–" if consumer.loss is None else f"{consumer.loss:.3f}", "bold")),
+            ("accuracy", "–" if consumer.accuracy is None else f"{consumer.accuracy:.1%}"),
+            ("step", f"{number_text(consumer.step)}, epoch {number_text(consumer.epoch)}"),
+            ("lag", _lag(consumer)),
+            ("heard", Text(age(consumer.updated_at, moment.now), "bold red" if old else "")),
+        ]
+        parts.append(facts_grid(facts))
+    title = "trainers" if several else f"trainer {consumers[0].name}"
+    return _panel(title, Group(*parts), alarm=stale)
 
 
 def _lag(consumer: Consumer) -> str:
@@ -293,16 +291,16 @@ def _jobs(jobs: tuple[Job, ...], narrow: bool) -> RenderableType:
     return grid
 
 
-def _shards_panel(moment: Moment) -> Panel:
+def _shards_panel(moment: Moment, rows: int) -> Panel:
     head = moment.status.ledger_head if moment.status else 0
     title = f"shards as they land, {count(head)} in all"
     if not moment.shards:
         return _panel(title, Text("none yet", "dim"))
     numbers = ("samples", "tokens", "stored", "of raw")
-    rows = table("seq", *numbers, "sealed", "shard", right=("seq", *numbers))
-    rows.columns[-1].no_wrap, rows.columns[-1].overflow = True, "ellipsis"
-    for shard in reversed(moment.shards):
-        rows.add_row(
+    landed = table("seq", *numbers, "sealed", "shard", right=("seq", *numbers))
+    landed.columns[-1].no_wrap, landed.columns[-1].overflow = True, "ellipsis"
+    for shard in reversed(moment.shards[-rows:]):
+        landed.add_row(
             str(shard.seq),
             count(shard.samples),
             count(shard.tokens),
@@ -311,4 +309,4 @@ def _shards_panel(moment: Moment) -> Panel:
             age(shard.created_at, moment.now),
             plain(shard.shard.removesuffix(".safetensors")),
         )
-    return _panel(title, rows)
+    return _panel(title, landed)

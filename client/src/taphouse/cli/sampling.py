@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from taphouse.cli.exits import UsageProblem
-from taphouse.wire import JobOptions
+
+if TYPE_CHECKING:
+    from taphouse.wire import JobOptions
 
 __all__ = [
     "ChatTemplateKwargs",
@@ -78,6 +79,10 @@ def job_options(layers: str | None = None, **given: Any) -> JobOptions:
     Raises:
         UsageProblem: one of them is outside its range.
     """
+    from pydantic import ValidationError
+
+    from taphouse.wire import JobOptions
+
     fields = {name: value for name, value in given.items() if value not in (None, [])}
     if layers is not None:
         fields["layers"] = _layer_ids(layers)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import typer
-from pydantic import BaseModel
 
 from taphouse.cli.options import CONNECTION, OUTPUT, OutputForm
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from rich.console import Console, RenderableType
 
     from taphouse.cli.settings import Settings
@@ -58,7 +58,7 @@ class Session:
 
     def write_json(self, document: BaseModel | dict[str, Any], indent: int | None = 2) -> None:
         """Write one JSON document and a line end to stdout."""
-        data = document.model_dump(mode="json") if isinstance(document, BaseModel) else document
+        data = document if isinstance(document, dict) else document.model_dump(mode="json")
         self.out.file.write(json.dumps(data, indent=indent, ensure_ascii=False) + "\n")
         self.out.file.flush()
 

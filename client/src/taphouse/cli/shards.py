@@ -10,11 +10,11 @@ import typer
 from taphouse.cli.boundary import DefaultCommand
 from taphouse.cli.exits import CheckFailed, UsageProblem
 from taphouse.cli.session import Session, with_session
-from taphouse.wire import ShardInfo, ShardList
 
 if TYPE_CHECKING:
     from taphouse.client import Taphouse
     from taphouse.shards import Report
+    from taphouse.wire import ShardInfo
 
 __all__ = ["app"]
 
@@ -40,6 +40,7 @@ def list_shards(
 ) -> None:
     """List ledger entries in order, the newest last. Runs when `shards` is given no command."""
     from taphouse.cli import render
+    from taphouse.wire import ShardList
 
     with session.client() as client:
         if after is None:

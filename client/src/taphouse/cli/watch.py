@@ -57,10 +57,10 @@ def _live(session: Session, client: Taphouse, moment: Moment, interval: float) -
     from taphouse.cli.render_watch import watch_view
 
     console = session.out
-    with Live(watch_view(moment, console.width), console=console, auto_refresh=False) as live:
+    with Live(watch_view(moment, *console.size), console=console, auto_refresh=False) as live:
         while True:
             moment = _next(client, moment)
-            live.update(watch_view(moment, console.width), refresh=True)
+            live.update(watch_view(moment, *console.size), refresh=True)
             time.sleep(interval)
 
 
@@ -70,7 +70,7 @@ def _once(session: Session, moment: Moment) -> None:
     if session.json:
         session.write_json(_document(moment))
     elif session.out.is_terminal:
-        session.out.print(watch_view(moment, session.out.width))
+        session.out.print(watch_view(moment, *session.out.size))
     else:
         session.out.file.write(watch_line(moment) + "\n")
 
