@@ -71,7 +71,7 @@ def follow(
 
 
 def watch_view(moment: Moment, width: int = 100, height: int = 50) -> RenderableType:
-    """The live view. Panels stand beside each other from `NARROW` columns on; shards get the rows that are left."""
+    """The live view: panels beside each other from `NARROW` columns on, shards in the rows that are left."""
     header = _header(moment)
     status = moment.status
     if status is None:
