@@ -1,0 +1,97 @@
+"""The captures in flight on one rank: one request's rows each, from the first step to the sealed slice."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taphouse.slices import OptIn, SliceWriter, Trailer, seal_error
+
+from .errors import BadRows
+
+
+class Capture:
+    """One request's rows on this rank. After the first step only the writer's thread touches it."""
+
+    def __init__(self, opt_in: OptIn, trailer: Trailer, directory: Path) -> None:
+        self.opt_in = opt_in
+        self._trailer = trailer
+        self._directory = directory
+        self._seen = np.zeros(opt_in.max_rows, np.bool_)
+        self._file: SliceWriter | None = None
+
+    @property
+    def tag(self) -> str:
+        """The capture's name, made by our endpoint."""
+        return self.opt_in.tag
+
+    def add(self, positions: NDArray[np.int64], rows: NDArray[np.uint8]) -> int:
+        """Write rows [n, row bytes] to where their recorded `positions` [n] say; return how many were kept.
+
+        Later writes win, so recomputed and rejected rows come out right. Rows from `max_rows` on are left out.
+        Raises `BadRows` when the positions were not recorded or are not consecutive.
+        """
+        first, count = int(positions[0]), len(positions)
+        if first < 0:
+            raise BadRows("the graph recorded no positions: it runs without the tap")
+        if count > 1 and not (np.diff(positions) == 1).all():
+            raise BadRows(f"positions {positions[:8].tolist()}... of one chunk are not consecutive")
+        kept = min(count, self.opt_in.max_rows - first)
+        if kept <= 0:
+            return 0
+        if self._file is None:
+            self._file = SliceWriter(self._directory, self._trailer, self.opt_in.max_rows)
+        self._file.write(first, rows[:kept])
+        self._seen[first : first + kept] = True
+        return kept
+
+    def seal(self) -> Trailer | None:
+        """Seal the slice; None when the client has gone. Raises `BadRows` when a row is missing."""
+        rows = int(self._seen.argmin()) if not self._seen.all() else len(self._seen)
+        if self._seen[rows:].any():
+            raise BadRows(f"row {rows} is missing and later ones are there")
+        if rows < self.opt_in.prompt_len or self._file is None:
+            raise BadRows(f"row {rows} is missing: the prompt has {self.opt_in.prompt_len}")
+        return self._file.seal(rows)
+
+    def fail(self, reason: str) -> None:
+        """Seal the reason in place of rows, so that whoever waits is answered at once."""
+        if self._file is not None:
+            self._file.abort()
+        seal_error(self._directory, self._trailer, reason)
+
+
+@dataclass
+class Captures:
+    """The captures in flight, by tag; shared by the engine's and the writer's thread."""
+
+    _by_tag: dict[str, Capture] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __len__(self) -> int:
+        return len(self._by_tag)
+
+    def add(self, capture: Capture) -> bool:
+        """Admit a capture; False if one of that tag is in flight already (a replay)."""
+        with self._lock:
+            if capture.tag in self._by_tag:
+                return False
+            self._by_tag[capture.tag] = capture
+            return True
+
+    def remove(self, capture: Capture) -> bool:
+        """Forget a capture; False if it was not in flight (already sealed or failed)."""
+        with self._lock:
+            return self._by_tag.pop(capture.tag, None) is not None
+
+    def __contains__(self, capture: Capture) -> bool:
+        return self._by_tag.get(capture.tag) is capture
+
+    def all(self) -> list[Capture]:
+        """Return those in flight now."""
+        with self._lock:
+            return list(self._by_tag.values())

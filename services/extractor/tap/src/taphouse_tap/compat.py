@@ -1,0 +1,372 @@
+"""The only file that names vLLM's internals.
+
+What is touched, by engine version; "ran" is what was really run with this tap, everything else is refused.
+
+=========  ========  =======  ==========================================================================
+version    platform  runners  ran
+=========  ========  =======  ==========================================================================
+0.32.0     cpu       V1       TP 1 and 2, eager and compiled, Llama, DeepseekV3
+0.22.1     cuda      V1, V2   TP 1, FULL_AND_PIECEWISE CUDA graphs, Llama
+=========  ========  =======  ==========================================================================
+
+====================================================  ==================================================
+touched                                               for
+====================================================  ==================================================
+`gpu_worker.Worker.load_model`, `.execute_model`      wrapped when the extension is imported
+`direct_register_custom_op`                           the taps' two ops
+`runner.get_model()`                                  the model that is tapped
+`runner.model_memory_usage`                           the tap's device memory counts as the model's
+V1 `runner.input_batch.req_ids`                       order of requests in the batch, after a forward
+V2 `runner.execute_model_state.input_batch.req_ids`   the same; valid until tokens are sampled
+`SchedulerOutput`: `scheduled_new_reqs`,              who is new, how many rows each has, who is gone
+`num_scheduled_tokens`, `total_num_scheduled_tokens`,
+`finished_req_ids`, `preempted_req_ids`
+decoder layers' `forward(positions, hidden_states,    where the residual stream is read
+residual)`, final norm's `forward(x, residual)`
+`lm_head.quant_method.apply`, `.shard_indices`        the canary's check, without a collective
+====================================================  ==================================================
+
+vLLM grows an `aux_output_connector`; when hidden states come that way, this file is where it plugs in.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+from torch import nn
+from vllm.distributed.parallel_state import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import direct_register_custom_op
+from vllm.v1.worker.gpu_worker import Worker
+
+from .errors import CaptureRefused
+
+CONFIG_KEY = "taphouse"
+"""Key of the tap's part of `--additional-config`."""
+
+RAN: dict[tuple[str, str], frozenset[str]] = {
+    ("0.32.0", "cpu"): frozenset({"V1"}),
+    ("0.22.1", "cuda"): frozenset({"V1", "V2"}),
+}
+"""Runners that ran with this tap, by (vLLM version, platform)."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a module's forward: its place among the positional ones and its name."""
+
+    at: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The decoder stack of the language model: its layers and the norm after the last of them."""
+
+    layers: nn.ModuleList
+    norm: nn.Module
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this worker stands."""
+
+    tp_rank: int
+    tp_size: int
+    dp_rank: int
+
+
+@dataclass(frozen=True)
+class NewRequest:
+    """A request that the scheduler sends for the first time (or, on V2, again after a preemption)."""
+
+    request_id: str
+    extra_args: dict[str, Any]
+    prompt_len: int
+
+
+def version() -> str:
+    """Return vLLM's version without a local suffix."""
+    return str(vllm.__version__).split("+", 1)[0]
+
+
+def wrap_worker(
+    load_model: Callable[[Any], None], before: Callable[[Any, Any], None], after: Callable[[Any, Any], None]
+) -> None:
+    """Call `load_model(worker)` after the model was loaded, `before` and `after(worker, scheduler_output)`
+    around every step. The three must not raise. Idempotent.
+    """
+    if hasattr(Worker, "_taphouse_wrapped"):
+        return
+    original_load, original_execute = Worker.load_model, Worker.execute_model
+
+    @functools.wraps(original_load)
+    def load(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original_load(self, *args, **kwargs)
+        load_model(self)
+        return result
+
+    @functools.wraps(original_execute)
+    def execute(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        before(self, scheduler_output)
+        result = original_execute(self, scheduler_output, *args, **kwargs)
+        after(self, scheduler_output)
+        return result
+
+    Worker.load_model, Worker.execute_model, Worker._taphouse_wrapped = load, execute, True
+
+
+def register_op(name: str, op: Callable[..., None], mutates: list[str], fake: Callable[..., None]) -> None:
+    """Register `torch.ops.vllm.<name>`, which Dynamo does not look into and CUDA graphs record. Idempotent."""
+    if not hasattr(torch.ops.vllm, name):
+        direct_register_custom_op(name, op, mutates_args=mutates, fake_impl=fake)
+
+
+def ranks(worker: Any) -> Ranks:
+    """Return this worker's ranks."""
+    return Ranks(
+        get_tensor_model_parallel_rank(),
+        get_tensor_model_parallel_world_size(),
+        int(worker.vllm_config.parallel_config.data_parallel_rank),
+    )
+
+
+def instance_id(worker: Any) -> str:
+    """Return the id that all processes of one engine start share (with a `_dp<N>` suffix)."""
+    return str(worker.vllm_config.instance_id)
+
+
+def tap_config(worker: Any) -> dict[str, Any]:
+    """Return the tap's part of `--additional-config`; raise `CaptureRefused` if there is none."""
+    additional = worker.vllm_config.additional_config
+    config = additional.get(CONFIG_KEY) if isinstance(additional, dict) else None
+    if not isinstance(config, dict):
+        raise CaptureRefused(
+            f"--additional-config has no {CONFIG_KEY!r} object: start with the flags that "
+            "`python -m taphouse_tap launch-args` prints"
+        )
+    return config
+
+
+def runner_name(worker: Any) -> str:
+    """Return which of vLLM's model runners this worker uses: V1 or V2."""
+    return "V2" if getattr(worker, "use_v2_model_runner", False) else "V1"
+
+
+def mode(worker: Any) -> dict[str, Any]:
+    """Return how this engine runs, for the status."""
+    config = worker.vllm_config
+    return {
+        "runner": runner_name(worker),
+        "async_scheduling": bool(config.scheduler_config.async_scheduling),
+        "compilation": getattr(config.compilation_config.mode, "name", str(config.compilation_config.mode)),
+        "cudagraph": getattr(
+            config.compilation_config.cudagraph_mode, "name", str(config.compilation_config.cudagraph_mode)
+        ),
+        "device": str(worker.device),
+    }
+
+
+def check_mode(worker: Any, *, allow_unknown_version: bool) -> None:
+    """Raise `CaptureRefused` for an engine version, platform or mode in which capture was not proven right."""
+    platform = "cuda" if current_platform.is_cuda() else "cpu" if current_platform.is_cpu() else "other"
+    runners = RAN.get((version(), platform))
+    if not allow_unknown_version and (runners is None or runner_name(worker) not in runners):
+        raise CaptureRefused(
+            f"vLLM {version()} on {platform} with the {runner_name(worker)} model runner never ran with this "
+            "tap; TAPHOUSE_TAP_ALLOW_UNKNOWN_VERSION=true lets the canary decide"
+        )
+    for reason, refused in _mode_checks(worker.vllm_config):
+        if refused:
+            raise CaptureRefused(reason)
+
+
+def _mode_checks(config: Any) -> Iterator[tuple[str, bool]]:
+    parallel, compilation = config.parallel_config, config.compilation_config
+    model, passes = config.model_config, config.compilation_config.pass_config
+    tp = parallel.tensor_parallel_size
+    yield "pipeline parallelism splits the layers over stages", parallel.pipeline_parallel_size > 1
+    yield "dual-batch overlap reorders rows", bool(parallel.use_ubatching)
+    yield "prefill context parallelism splits rows over ranks", parallel.prefill_context_parallel_size > 1
+    yield "decode context parallelism never ran with a tap", parallel.decode_context_parallel_size > 1
+    yield "sequence-parallel MoE shards rows over ranks", bool(parallel.use_sequence_parallel_moe)
+    yield "sequence parallelism (enable_sp) shards rows over ranks", bool(tp > 1 and passes.enable_sp)
+    yield "expert parallelism never ran with a tap", bool(parallel.enable_expert_parallel)
+    yield (
+        "fuse_allreduce_rms never ran with a tap; start with "
+        """--compilation-config '{"pass_config": {"fuse_allreduce_rms": false}}'""",
+        bool(tp > 1 and passes.fuse_allreduce_rms),
+    )
+    yield "tensor parallelism over several hosts: slices lie on each host", parallel.nnodes > 1
+    yield "the Ray executor never ran with a tap", parallel.distributed_executor_backend == "ray"
+    yield "LoRA never ran with a tap", config.lora_config is not None
+    yield "only generating models have states to capture", model.runner_type != "generate"
+    yield "encoder-decoder models never ran with a tap", bool(model.is_encoder_decoder)
+    yield "multi-dimensional rope positions do not place rows", bool(model.uses_mrope)
+    yield (
+        "layer stack is split by the compiler",
+        bool(getattr(compilation, "use_inductor_graph_partition", False)),
+    )
+
+
+def find_stack(model: nn.Module, dtype: torch.dtype) -> Stack:
+    """Return the language model's decoder stack: the longest `layers` list beside a `norm`.
+
+    Raises `CaptureRefused` if there is none, or if its layers don't hand on the plain residual stream.
+    """
+    language = model.get_language_model() if hasattr(model, "get_language_model") else model
+    found: Stack | None = None
+    for module in language.modules():
+        layers, norm = getattr(module, "layers", None), getattr(module, "norm", None)
+        if (
+            isinstance(layers, nn.ModuleList)
+            and isinstance(norm, nn.Module)
+            and (found is None or len(layers) > len(found.layers))
+        ):
+            found = Stack(layers, norm)
+    if found is None or not len(found.layers):
+        raise CaptureRefused(f"no decoder stack (layers beside a norm) found in {type(model).__name__}")
+    for layer in {type(layer): layer for layer in found.layers}.values():
+        stream_arguments(layer)
+        if dtype == torch.float16 and "float16" in inspect.getsource(type(layer).forward):
+            raise CaptureRefused(f"{type(layer).__name__} rescales the residual stream in float16")
+    return found
+
+
+def stream_arguments(module: nn.Module) -> tuple[Argument, Argument]:
+    """Return where a decoder layer (or the final norm) takes the hidden states and the residual."""
+    # vLLM's custom ops dispatch: their `forward` takes anything, `forward_native` names what.
+    forward = getattr(module, "forward_native", module.forward)
+    names = list(inspect.signature(forward).parameters)
+    hidden = next((n for n in ("hidden_states", "x") if n in names), None)
+    if hidden is None or "residual" not in names:
+        raise CaptureRefused(f"{type(module).__name__}.forward{names} takes no hidden_states and residual")
+    return Argument(names.index(hidden), hidden), Argument(names.index("residual"), "residual")
+
+
+def positions_argument(module: nn.Module) -> Argument:
+    """Return where a decoder layer takes the positions."""
+    names = list(inspect.signature(module.forward).parameters)
+    if "positions" not in names:
+        raise CaptureRefused(f"{type(module).__name__}.forward{names} takes no positions")
+    return Argument(names.index("positions"), "positions")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the tap needs to know of the model: sizes in elements and tokens."""
+
+    hidden_size: int
+    dtype: torch.dtype
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+def model_facts(worker: Any) -> ModelFacts:
+    """Return the sizes that the tap's memory follows from."""
+    config = worker.vllm_config
+    return ModelFacts(
+        int(config.model_config.get_hidden_size()),
+        config.model_config.dtype,
+        int(config.scheduler_config.max_num_batched_tokens),
+        int(config.model_config.max_model_len),
+    )
+
+
+def model(worker: Any) -> nn.Module:
+    """Return the loaded model."""
+    return worker.model_runner.get_model()
+
+
+def account_device_memory(worker: Any, nbytes: int) -> None:
+    """Count the tap's device memory as the model's, so that vLLM sizes its KV cache around it."""
+    runner = worker.model_runner
+    runner.model_memory_usage = getattr(runner, "model_memory_usage", 0) + nbytes
+
+
+def new_requests(scheduler_output: Any) -> Iterator[NewRequest]:
+    """Yield new requests that carry extra arguments."""
+    for new in scheduler_output.scheduled_new_reqs:
+        extra = new.sampling_params.extra_args if new.sampling_params is not None else None
+        if extra:
+            yield NewRequest(new.req_id, extra, len(new.prompt_token_ids or ()))
+
+
+def finished(scheduler_output: Any) -> Iterable[str]:
+    """Return the ids of requests that ended (done or aborted) since the last step."""
+    return scheduler_output.finished_req_ids
+
+
+def preempted(scheduler_output: Any) -> Iterable[str]:
+    """Return the ids of requests preempted in this step, where the runner is told."""
+    return scheduler_output.preempted_req_ids or ()
+
+
+def row_count(scheduler_output: Any) -> int:
+    """Return how many rows this step's forward computes (without padding)."""
+    return int(scheduler_output.total_num_scheduled_tokens)
+
+
+def batch_rows(worker: Any, scheduler_output: Any) -> Iterator[tuple[str, int, int]]:
+    """Yield (request id, first row, rows) in the order of the batch that was just run."""
+    runner = worker.model_runner
+    holder = runner.execute_model_state if runner_name(worker) == "V2" else runner
+    counts, first = scheduler_output.num_scheduled_tokens, 0
+    for request_id in holder.input_batch.req_ids:
+        count = counts.get(request_id, 0)
+        if count:
+            yield request_id, first, count
+        first += count
+    if first != scheduler_output.total_num_scheduled_tokens:
+        raise RuntimeError(
+            f"the batch has {first} rows and the scheduler says {scheduler_output.total_num_scheduled_tokens}"
+        )
+
+
+@dataclass(frozen=True)
+class LocalLogits:
+    """Logits [rows, n] of this rank's part of the vocabulary, whose first token id is `first`."""
+
+    values: torch.Tensor
+    first: int
+
+
+def local_logits(model: nn.Module, hidden: torch.Tensor) -> LocalLogits:
+    """Apply this rank's part of the head to normed states [rows, H]. Uses no collective."""
+    head = next(
+        (m.lm_head for m in model.modules() if hasattr(getattr(m, "lm_head", None), "quant_method")), None
+    )
+    if head is None:
+        raise CaptureRefused(f"{type(model).__name__} has no lm_head to check captures with")
+    logits = head.quant_method.apply(head, hidden, bias=None)
+    shard = head.shard_indices
+    return LocalLogits(logits[:, : shard.num_org_elements].float(), int(shard.org_vocab_start_index))
+
+
+def identity(worker: Any) -> dict[str, str | None]:
+    """Return the config's, revision's, architecture's and quantisation's part of the fingerprint."""
+    config = worker.vllm_config.model_config
+    file = Path(config.model) / "config.json"
+    if file.is_file():
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    else:
+        canonical = json.dumps(config.hf_config.to_dict(), sort_keys=True, separators=(",", ":"), default=str)
+        digest = hashlib.sha256(canonical.encode()).hexdigest()
+    return {
+        "config": digest,
+        "revision": config.revision,
+        "architecture": str(config.architecture),
+        "quantization": None if config.quantization is None else str(config.quantization),
+    }

@@ -1,0 +1,115 @@
+"""The rank's record: what this rank says of itself, published beside its slices. No RPC reads it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from taphouse.slices import Start
+
+from . import __version__
+from .breaker import Breaker
+
+logger = logging.getLogger("vllm.taphouse")
+
+_HEARTBEAT_S = 2.0
+_LEAST_S = 1.0
+_SWEEP_S = 30.0
+
+
+@dataclass
+class Counters:
+    """What this rank did since its start; `*_s` are seconds: on the engine's thread, waiting, writing."""
+
+    steps: int = 0
+    rows: int = 0
+    bytes: int = 0
+    sealed: int = 0
+    failed: int = 0
+    forged: int = 0
+    preempted: int = 0
+    host_s: float = 0.0
+    wait_s: float = 0.0
+    write_s: float = 0.0
+
+
+class RecordThread:
+    """Publishes the record when it changed (at most once a second), and every two seconds anyway."""
+
+    def __init__(
+        self,
+        start: Start,
+        breaker: Breaker,
+        facts: Callable[[], dict[str, Any]],
+        ttl_s: float | None,
+    ) -> None:
+        self._start, self._breaker, self._facts = start, breaker, facts
+        self._ttl_s = ttl_s
+        self._changed = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="taphouse-record", daemon=True)
+
+    def start(self) -> None:
+        """Publish once and start the thread; a trip publishes at once."""
+        self.publish()
+        self._breaker.on_trip(self.publish)
+        self._thread.start()
+
+    def changed(self) -> None:
+        """Say that there is something new to publish; costs next to nothing."""
+        self._changed.set()
+
+    def publish(self) -> None:
+        """Write the record now."""
+        with self._lock:
+            self._start.write_record(self._record())
+
+    def _run(self) -> None:
+        swept = time.monotonic()
+        while True:
+            try:
+                self._changed.wait(_HEARTBEAT_S)
+                self._changed.clear()
+                self.publish()
+                if self._ttl_s is not None and time.monotonic() - swept > _SWEEP_S:
+                    swept = time.monotonic()
+                    self._start.expire(self._ttl_s)
+            except Exception as error:
+                self._breaker.trip("record", error)
+            time.sleep(_LEAST_S)
+
+    def _record(self) -> dict[str, Any]:
+        facts = self._facts()
+        return {
+            "version": 1,
+            "start_id": self._start.start_id,
+            "pid": os.getpid(),
+            "updated_at": time.time(),
+            "capture": "off" if self._breaker.tripped else "on",
+            "reason": self._breaker.reason,
+            "breaker": self._breaker.trip_record,
+            **facts,
+        }
+
+
+def versions(engine: str) -> dict[str, str]:
+    """Return the versions that a record names."""
+    return {
+        "vllm": engine,
+        "tap": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def counters_dict(counters: Counters) -> dict[str, Any]:
+    """Return the counters as the record shows them."""
+    return asdict(counters)

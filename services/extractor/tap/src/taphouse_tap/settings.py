@@ -1,0 +1,55 @@
+"""The tap's settings: environment variables `TAPHOUSE_TAP_*`, the same for API servers and worker ranks.
+
+Layers and the tap's version are not here: they stand in vLLM's `--additional-config`, which is part of its
+compile-cache key (`python -m taphouse_tap launch-args` prints the flags).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field, PositiveInt, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_PREFIX = "TAPHOUSE_TAP_"
+_GIB = 1 << 30
+
+
+class TapSettings(BaseSettings):
+    """What can be set of the tap; every limit is an upper bound that answers 413, 422 or 429 when reached."""
+
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid")
+
+    slice_dir: Path = Field(Path("/dev/shm/taphouse"), description="Where slices lie; 0700, ours alone.")
+    slice_dir_limit_bytes: PositiveInt = Field(8 * _GIB, description="Bytes reserved at most, all ranks.")
+    slice_ttl_s: float = Field(
+        600.0, gt=0, description="Seconds after which an untouched capture is removed."
+    )
+    pinned_limit_bytes: PositiveInt = Field(_GIB, description="Host memory for rows on their way, a rank.")
+    api_key: SecretStr | None = Field(None, description="Key of the endpoint; without it, the server's.")
+    api_key_file: Path | None = Field(None, description="File that holds the endpoint's key.")
+    max_in_flight: PositiveInt = Field(256, description="Captures at a time; more answer 429.")
+    max_body_bytes: PositiveInt = Field(16 << 20, description="Largest request body.")
+    max_prompts: PositiveInt = Field(64, description="Most prompts in one request.")
+    stream_limit_bytes: PositiveInt = Field(_GIB, description="Largest streamed answer.")
+    allow_unknown_version: bool = Field(False, description="Capture on engine versions that never ran here.")
+
+    def key(self) -> str | None:
+        """Return the endpoint's own key, from `api_key` or `api_key_file`; None if neither is set."""
+        if self.api_key is not None:
+            return self.api_key.get_secret_value() or None
+        if self.api_key_file is not None:
+            return self.api_key_file.read_text(encoding="utf-8").strip() or None
+        return None
+
+
+def load_settings() -> TapSettings:
+    """Read the settings; raise `ValueError` for a value that doesn't fit or a variable that doesn't exist."""
+    known = {f"{_PREFIX}{name}".upper() for name in TapSettings.model_fields}
+    unknown = sorted(
+        name for name in os.environ if name.upper().startswith(_PREFIX) and name.upper() not in known
+    )
+    if unknown:
+        raise ValueError(f"unknown settings {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    return TapSettings()

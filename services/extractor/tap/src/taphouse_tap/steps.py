@@ -1,0 +1,127 @@
+"""What the tap does around each engine step, on the engine's own thread: as little as it can."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from taphouse.slices import EXTRA_ARGS_KEY, BadOptIn, Start, Trailer, verify_opt_in
+
+from . import compat
+from .breaker import Breaker
+from .capture import Capture, Captures
+from .record import Counters
+from .staging import Staging
+from .writer import Fail, FailAll, Finish, Part, Step, Writer
+
+
+class Steps:
+    """`before` and `after` an engine step. Neither raises: an error of ours trips the breaker."""
+
+    def __init__(
+        self,
+        worker: Any,
+        start: Start,
+        template: Trailer,
+        staging: Staging,
+        captures: Captures,
+        writer: Writer,
+        breaker: Breaker,
+        counters: Counters,
+        changed: Callable[[], None],
+    ) -> None:
+        self._worker, self._start, self._template = worker, start, template
+        self._staging, self._captures, self._writer = staging, captures, writer
+        self._breaker, self._counters, self._changed = breaker, counters, changed
+        self._active: dict[str, Capture] = {}
+
+    def before(self, scheduler_output: Any) -> None:
+        """Look at what the scheduler sends: seal what finished, admit what is new, poison the rows to come."""
+        if self._breaker.tripped:
+            return
+        began = time.perf_counter()
+        try:
+            self._counters.steps += 1
+            if self._active:
+                for request_id in compat.preempted(scheduler_output):
+                    self._counters.preempted += request_id in self._active
+                for request_id in compat.finished(scheduler_output):
+                    self._finish(request_id)
+            for new in compat.new_requests(scheduler_output):
+                if EXTRA_ARGS_KEY in new.extra_args and new.request_id not in self._active:
+                    self._admit(new)
+            rows = compat.row_count(scheduler_output)
+            if self._active and rows:
+                self._staging.poison(rows)
+                self._counters.host_s += time.perf_counter() - began
+        except Exception as error:
+            self._breaker.trip("execute_model (before)", error)
+        if self._breaker.tripped:
+            self._writer.put(FailAll())
+
+    def after(self, scheduler_output: Any) -> None:
+        """Send the captured requests' rows on their way, once the forward was launched."""
+        if self._breaker.tripped or not self._active:
+            return
+        began = time.perf_counter()
+        try:
+            if compat.row_count(scheduler_output):
+                self._take(scheduler_output)
+            self._counters.host_s += time.perf_counter() - began
+        except Exception as error:
+            self._breaker.trip("execute_model (after)", error)
+
+    def _take(self, scheduler_output: Any) -> None:
+        parts: list[Part] = []
+        runs: list[tuple[int, int]] = []
+        staged = 0
+        for request_id, first, count in compat.batch_rows(self._worker, scheduler_output):
+            capture = self._active.get(request_id)
+            if capture is None:
+                continue
+            parts.append(Part(capture, staged, count))
+            staged += count
+            if runs and sum(runs[-1]) == first:
+                runs[-1] = (runs[-1][0], runs[-1][1] + count)
+            else:
+                runs.append((first, count))
+        if not parts:
+            return
+        rows = self._staging.take(runs)
+        if rows is not None:
+            self._writer.put(Step(rows, parts))
+            return
+        for part in parts:
+            self._drop(part.capture, "the host memory for rows on their way is full: the writer is behind")
+
+    def _admit(self, new: compat.NewRequest) -> None:
+        try:
+            opt_in = verify_opt_in(self._start.secret, new.extra_args[EXTRA_ARGS_KEY])
+        except BadOptIn:
+            self._counters.forged += 1
+            return
+        if not self._start.is_claimed(opt_in.tag):
+            return  # The client left before its request ran, or the tag is an old one.
+        trailer = replace(self._template, tag=opt_in.tag, prompt_len=opt_in.prompt_len)
+        capture = Capture(opt_in, trailer, self._start.directory)
+        if self._start.slice_paths(opt_in.tag) or not self._captures.add(capture):
+            self._counters.forged += 1
+            return
+        self._active[new.request_id] = capture
+        if new.prompt_len != opt_in.prompt_len:
+            self._drop(
+                capture, f"the prompt has {new.prompt_len} tokens, the opt-in says {opt_in.prompt_len}"
+            )
+        self._changed()
+
+    def _finish(self, request_id: str) -> None:
+        capture = self._active.pop(request_id, None)
+        if capture is not None:
+            self._writer.put(Finish(capture))
+            self._changed()
+
+    def _drop(self, capture: Capture, reason: str) -> None:
+        self._active = {k: v for k, v in self._active.items() if v is not capture}
+        self._writer.put(Fail(capture, reason))

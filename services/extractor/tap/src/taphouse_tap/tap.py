@@ -1,0 +1,186 @@
+"""The tap of one worker: installed once, after the model was loaded and before vLLM profiles and compiles it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from taphouse.slices import Start, Trailer, open_start
+
+from . import __version__, compat
+from .breaker import Breaker
+from .capture import Captures
+from .check import Checker
+from .errors import CaptureRefused
+from .fingerprint import model_fingerprint
+from .record import Counters, RecordThread, counters_dict, versions
+from .settings import TapSettings, load_settings
+from .staging import Staging
+from .steps import Steps
+from .taps import Taps, faults
+from .writer import Writer
+
+
+class WorkerTap:
+    """Everything of ours in one worker process. Capture is on when `steps` is set and the breaker is whole."""
+
+    def __init__(self, worker: Any) -> None:
+        self.breaker = Breaker()
+        self.start: Start | None = None
+        self.steps: Steps | None = None
+        self.checker: Checker | None = None
+        self.facts: dict[str, Any] = {}
+        self._worker = worker
+        self._counters = Counters()
+        self._captures = Captures()
+        self._staging: Staging | None = None
+        self._taps: Taps | None = None
+
+    def install(self) -> None:
+        """Tap the loaded model. Never raises: where capture can't be right it stays off, with the reason."""
+        try:
+            settings = load_settings()
+            ranks = compat.ranks(self._worker)
+            self.facts = {"dp_rank": ranks.dp_rank, "tp_rank": ranks.tp_rank, "tp_size": ranks.tp_size}
+            self.start = open_start(settings.slice_dir, compat.instance_id(self._worker))
+        except Exception as error:
+            self.breaker.trip("load_model", error)
+            return
+        sweep_after_s = settings.slice_ttl_s if ranks.tp_rank == 0 else None
+        record = RecordThread(self.start, self.breaker, self._state, sweep_after_s)
+        try:
+            self._tap_model(settings, self.start, ranks, record)
+        except CaptureRefused as error:
+            self._give_up()
+            self.breaker.refuse(str(error))
+        except Exception as error:
+            self._give_up()
+            self.breaker.trip("load_model", error)
+        try:
+            record.start()
+        except Exception as error:
+            self.breaker.trip("record", error)
+
+    def summary(self) -> dict[str, Any]:
+        """Return where this rank's start is and whether it captures, for `taphouse_start`."""
+        return {
+            "start_id": self.start.start_id if self.start else None,
+            "start_dir": str(self.start.directory) if self.start else None,
+            "tp_rank": self.facts.get("tp_rank"),
+            "dp_rank": self.facts.get("dp_rank"),
+            "capture": "off" if self.breaker.tripped else "on",
+            "reason": self.breaker.reason,
+        }
+
+    def _tap_model(
+        self, settings: TapSettings, start: Start, ranks: compat.Ranks, record: RecordThread
+    ) -> None:
+        sizes = compat.model_facts(self._worker)
+        dtype = str(sizes.dtype).removeprefix("torch.")
+        self.facts.update(
+            mode=compat.mode(self._worker),
+            versions=versions(compat.version()),
+            hidden_size=sizes.hidden_size,
+            dtype=dtype,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            max_model_len=sizes.max_model_len,
+            model_fingerprint=None,
+        )
+        config = compat.tap_config(self._worker)
+        if config.get("version") != __version__:
+            raise CaptureRefused(
+                f"--additional-config names tap version {config.get('version')!r}, installed is "
+                f"{__version__!r}: a graph compiled with another tap could be reused; start with the flags "
+                "that `python -m taphouse_tap launch-args` prints"
+            )
+        compat.check_mode(self._worker, allow_unknown_version=settings.allow_unknown_version)
+        model = compat.model(self._worker)
+        stack = compat.find_stack(model, sizes.dtype)
+        layers = tapped_layers(config.get("layers"), len(stack.layers))
+        width, left = divmod(sizes.hidden_size, ranks.tp_size)
+        if left:
+            raise CaptureRefused(f"{sizes.hidden_size} columns don't divide over {ranks.tp_size} ranks")
+        self.facts.update(layers=layers, num_layers=len(stack.layers), width=width)
+        device = next(model.parameters()).device
+        staging = self._staging = Staging(
+            sizes.max_num_batched_tokens,
+            len(layers),
+            width,
+            sizes.dtype,
+            device,
+            settings.pinned_limit_bytes,
+        )
+        faults.report = self.breaker.trip
+        column = ranks.tp_rank * width
+        self._taps = Taps(stack, layers, staging.rows, staging.positions, column)
+        if device.type == "cuda":
+            memory = staging.memory
+            compat.account_device_memory(self._worker, memory["buffer_bytes"] + memory["staging_bytes"])
+        if ranks.tp_rank == 0:
+            self.facts["model_fingerprint"] = model_fingerprint(
+                model, stack.norm, compat.identity(self._worker), dtype
+            )
+        self.checker = Checker(model, stack.norm, len(stack.layers), start, device)
+        self.steps = self._start_steps(start, staging, device, record)
+
+    def _start_steps(
+        self, start: Start, staging: Staging, device: torch.device, record: RecordThread
+    ) -> Steps:
+        writer = Writer(staging, self._captures, self.breaker, self._counters, device)
+        writer.start()
+        facts = self.facts
+        template = Trailer(
+            tag="",
+            start_id=start.start_id,
+            tap_version=__version__,
+            tp_rank=facts["tp_rank"],
+            tp_size=facts["tp_size"],
+            dp_rank=facts["dp_rank"],
+            layers=tuple(facts["layers"]),
+            dtype=facts["dtype"],
+            hidden_size=facts["hidden_size"],
+            column_offset=facts["tp_rank"] * facts["width"],
+            width=facts["width"],
+            rows=0,
+            prompt_len=0,
+            crc32=0,
+        )
+        return Steps(
+            self._worker,
+            start,
+            template,
+            staging,
+            self._captures,
+            writer,
+            self.breaker,
+            self._counters,
+            record.changed,
+        )
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            **self.facts,
+            "in_flight": len(self._captures),
+            "counters": counters_dict(self._counters),
+            "memory": self._staging.memory if self._staging is not None else None,
+        }
+
+    def _give_up(self) -> None:
+        if self._taps is not None:
+            self._taps.remove()
+        self._taps = self._staging = self.steps = None
+
+
+def tapped_layers(configured: Any, count: int) -> list[int]:
+    """Return the layer ids to tap of a stack of `count` layers: ascending, `count` always among them.
+
+    `configured` None means `(2, count // 2, count - 3)`. Raises `CaptureRefused` for an id out of [0, count].
+    """
+    if configured is None:
+        configured = [i for i in (2, count // 2, count - 3) if 0 <= i < count]
+    if not isinstance(configured, list) or not all(type(i) is int and 0 <= i <= count for i in configured):
+        raise CaptureRefused(
+            f"layers {configured!r} are not ids from 0 to {count}, the model's number of layers"
+        )
+    return sorted({*configured, count})

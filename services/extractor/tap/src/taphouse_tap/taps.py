@@ -1,0 +1,132 @@
+"""The taps: forward pre-hooks that copy the residual stream into the tap's buffer, inside the compiled graph."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import compat
+
+# No `from __future__ import annotations` here: the custom ops' schemas are read from the annotations.
+
+logger = logging.getLogger("vllm.taphouse")
+
+_ROWS, _POSITIONS = "_taphouse_rows", "_taphouse_positions"
+
+
+class _Faults:
+    """Where the ops, which are global to the process, report an error in place of raising it."""
+
+    report: Callable[[str, BaseException], None] | None = None
+
+    def __call__(self, where: str, error: BaseException) -> None:
+        if self.report is not None:
+            self.report(where, error)
+
+
+faults = _Faults()
+
+
+def store_rows(
+    buffer: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor | None, slot: int, column: int
+) -> None:
+    """Copy `hidden` (+ `residual`) [n, H], columns from `column` on, to `buffer` [max_tokens, L, W] at layer `slot`.
+
+    Rows past the buffer can only be padding and are left out. Never raises: it runs inside the forward.
+    """
+    try:
+        count = min(hidden.shape[0], buffer.shape[0])
+        target = buffer[:count, slot]
+        columns = slice(column, column + buffer.shape[2])
+        if residual is None:
+            target.copy_(hidden[:count, columns])
+        else:
+            torch.add(hidden[:count, columns], residual[:count, columns], out=target)
+    except Exception as error:
+        faults("tap", error)
+
+
+def store_positions(buffer: torch.Tensor, positions: torch.Tensor) -> None:
+    """Copy `positions` [n] beside the rows; they decide where a row goes. Never raises."""
+    try:
+        count = min(positions.shape[0], buffer.shape[0])
+        buffer[:count].copy_(positions[:count])
+    except Exception as error:
+        faults("positions tap", error)
+
+
+def _store_rows_fake(
+    buffer: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor | None, slot: int, column: int
+) -> None:
+    return None
+
+
+def _store_positions_fake(buffer: torch.Tensor, positions: torch.Tensor) -> None:
+    return None
+
+
+compat.register_op("taphouse_store_rows", store_rows, ["buffer"], _store_rows_fake)
+compat.register_op("taphouse_store_positions", store_positions, ["buffer"], _store_positions_fake)
+
+
+class Taps:
+    """The hooks of one model: installed at once, removed at once."""
+
+    def __init__(
+        self,
+        stack: compat.Stack,
+        layers: Sequence[int],
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        column: int,
+    ) -> None:
+        self._handles: list[Any] = []
+        self._modules: list[nn.Module] = []
+        try:
+            for slot, layer in enumerate(layers):
+                module = stack.norm if layer == len(stack.layers) else stack.layers[layer]
+                hidden, residual = compat.stream_arguments(module)
+                self._hook(module, _ROWS, rows, _rows_hook(slot, column, hidden, residual))
+            first = stack.layers[min(*layers, len(stack.layers) - 1)]
+            at = compat.positions_argument(first)
+            self._hook(first, _POSITIONS, positions, _positions_hook(at))
+        except Exception:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Take the hooks out again (only before the model is compiled does this undo everything)."""
+        for handle in self._handles:
+            handle.remove()
+        for module in self._modules:
+            for name in (_ROWS, _POSITIONS):
+                module._buffers.pop(name, None)
+        self._handles.clear()
+        self._modules.clear()
+
+    def _hook(self, module: nn.Module, name: str, buffer: torch.Tensor, hook: Callable[..., None]) -> None:
+        # The buffer is the module's, so that a graph loaded from the compile cache finds it again.
+        module.register_buffer(name, buffer, persistent=False)
+        self._modules.append(module)
+        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+
+def _rows_hook(
+    slot: int, column: int, hidden: compat.Argument, residual: compat.Argument
+) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        h = args[hidden.at] if len(args) > hidden.at else kwargs[hidden.name]
+        r = args[residual.at] if len(args) > residual.at else kwargs.get(residual.name)
+        torch.ops.vllm.taphouse_store_rows(module._taphouse_rows, h, r, slot, column)
+
+    return hook
+
+
+def _positions_hook(positions: compat.Argument) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        p = args[positions.at] if len(args) > positions.at else kwargs[positions.name]
+        torch.ops.vllm.taphouse_store_positions(module._taphouse_positions, p)
+
+    return hook

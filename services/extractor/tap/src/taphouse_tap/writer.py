@@ -1,0 +1,152 @@
+"""The writer: one thread a rank that turns staged rows into sealed slices, off the engine's threads."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from taphouse.slices import SliceError
+
+from .breaker import Breaker
+from .capture import Capture, Captures
+from .errors import BadRows
+from .record import Counters
+from .staging import StagedRows, Staging
+
+logger = logging.getLogger("vllm.taphouse")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows [first, first + count) of a step's `StagedRows` that belong to one capture."""
+
+    capture: Capture
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """Rows of one engine step."""
+
+    rows: StagedRows
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The request ended: seal what there is."""
+
+    capture: Capture
+
+
+@dataclass(frozen=True)
+class Fail:
+    """The capture can't be completed."""
+
+    capture: Capture
+    reason: str
+
+
+class FailAll:
+    """The breaker tripped: fail whatever is in flight."""
+
+
+class Writer:
+    """Works off a queue. An error of one capture fails that capture; any other error trips the breaker."""
+
+    def __init__(
+        self, staging: Staging, captures: Captures, breaker: Breaker, counters: Counters, device: torch.device
+    ) -> None:
+        self._staging, self._captures = staging, captures
+        self._breaker, self._counters, self._device = breaker, counters, device
+        self._queue: queue.SimpleQueue[Step | Finish | Fail | FailAll] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="taphouse-writer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._breaker.on_trip(lambda: self.put(FailAll()))
+        self._thread.start()
+
+    def put(self, item: Step | Finish | Fail | FailAll) -> None:
+        """Queue work; never blocks."""
+        self._queue.put(item)
+
+    def _run(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        while True:
+            item = self._queue.get()
+            try:
+                self._handle(item)
+            except Exception as error:
+                self._breaker.trip("writer", error)
+
+    def _handle(self, item: Step | Finish | Fail | FailAll) -> None:
+        if isinstance(item, Step):
+            try:
+                self._write(item)
+            finally:
+                self._staging.give_back()
+        elif isinstance(item, Finish):
+            self._seal(item.capture)
+        elif isinstance(item, Fail):
+            self._fail(item.capture, item.reason)
+        else:
+            for capture in self._captures.all():
+                self._fail(capture, f"capture is off: {self._breaker.reason}")
+
+    def _write(self, step: Step) -> None:
+        began = time.perf_counter()
+        step.rows.wait()
+        waited = time.perf_counter()
+        self._counters.wait_s += waited - began
+        unwritten = torch.isnan(step.rows.edges).any(dim=2)
+        for part in step.parts:
+            if part.capture not in self._captures:
+                continue
+            span = slice(part.first, part.first + part.count)
+            try:
+                if unwritten[span].any():
+                    row, layer = unwritten[span].nonzero()[0].tolist()
+                    raise BadRows(
+                        f"row {row} of a chunk has NaN at tapped layer number {layer}: the graph did not write it "
+                        "(it runs without the tap), or the model made it"
+                    )
+                kept = part.capture.add(step.rows.positions[span], step.rows.raw[span])
+            except (BadRows, SliceError, OSError) as error:
+                self._fail(part.capture, str(error))
+            else:
+                self._counters.rows += kept
+                self._counters.bytes += kept * step.rows.raw.shape[1]
+        self._counters.write_s += time.perf_counter() - waited
+
+    def _seal(self, capture: Capture) -> None:
+        if capture not in self._captures:
+            return
+        began = time.perf_counter()
+        try:
+            sealed = capture.seal()
+        except (BadRows, SliceError, OSError) as error:
+            self._fail(capture, str(error))
+            return
+        self._captures.remove(capture)
+        if sealed is not None:
+            self._counters.sealed += 1
+        self._counters.write_s += time.perf_counter() - began
+
+    def _fail(self, capture: Capture, reason: str) -> None:
+        if not self._captures.remove(capture):
+            return
+        self._counters.failed += 1
+        logger.warning("Taphouse capture %s failed: %s", capture.tag, reason)
+        try:
+            capture.fail(reason)
+        except (SliceError, OSError) as error:
+            logger.warning("Taphouse could not seal the error of capture %s: %s", capture.tag, error)
