@@ -1,0 +1,42 @@
+"""Builds the FastAPI application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from fastapi import Depends, FastAPI
+
+from taphouse_extractor import __version__
+from taphouse_extractor.api import extract, jobs, ops, shards
+from taphouse_extractor.api.context import Context
+from taphouse_extractor.api.failures import RESPONSES, add_failures
+from taphouse_extractor.api.guards import BodyLimit, token_guard
+
+__all__ = ["create_app"]
+
+
+def create_app(
+    context: Context,
+    *,
+    token: str | None,
+    open_metrics: bool,
+    max_request_bytes: int,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
+) -> FastAPI:
+    """The API around `context`. `lifespan` runs what runs beside it (the feeder, the engine's monitor)."""
+    app = FastAPI(
+        title="Taphouse extractor",
+        version=__version__,
+        summary="Hidden states of a live vLLM server, as compressed shards",
+        lifespan=lifespan,
+    )
+    app.state.context = context
+    app.add_middleware(BodyLimit, max_bytes=max_request_bytes)
+    add_failures(app)
+    guard = [Depends(token_guard(token))]
+    for router in (jobs.router, extract.router, shards.router, ops.guarded):
+        app.include_router(router, dependencies=guard, responses=RESPONSES)
+    app.include_router(ops.open_router)
+    app.include_router(ops.metrics_router, dependencies=[] if open_metrics else guard)
+    return app

@@ -1,0 +1,80 @@
+"""Every failure as an `ErrorBody`, by the one table in `taphouse_extractor.errors`."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from taphouse.errors import TaphouseError
+from taphouse.wire import ErrorBody, ErrorDetail
+from taphouse_extractor.errors import ExtractorError, error_code, http_answer
+
+__all__ = ["RESPONSES", "add_failures"]
+
+log = logging.getLogger(__name__)
+RESPONSES: dict[int | str, dict[str, object]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        401: "No token, or not one of ours",
+        404: "No such job or shard",
+        413: "Over a limit, which the message names",
+        422: "A field, line or option is wrong; `param` names it",
+        429: "Too many at once; see Retry-After",
+        503: "Not now; see Retry-After",
+    }.items()
+}
+
+
+def add_failures(app: FastAPI) -> None:
+    """Install the handlers."""
+    app.add_exception_handler(ExtractorError, _known)
+    app.add_exception_handler(TaphouseError, _known)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _unknown)
+
+
+def _body(status: int, detail: ErrorDetail, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(ErrorBody(error=detail).model_dump(), status, headers)
+
+
+async def _known(_: Request, error: Exception) -> JSONResponse:
+    answer = http_answer(error)
+    if answer.status >= 500:
+        log.warning("answered %d: %s", answer.status, error)
+    headers = {"Retry-After": str(answer.retry_after)} if answer.retry_after else {}
+    if answer.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    detail = ErrorDetail(
+        message=str(error), type=answer.type, param=getattr(error, "param", None), code=error_code(error)
+    )
+    return _body(answer.status, detail, headers)
+
+
+async def _invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    where = ".".join(place) or str(first["loc"][0])
+    message = f"{where}: {first['msg']}"
+    detail = ErrorDetail(message=message, type="invalid_request_error", param=where, code="invalid_request")
+    return _body(422, detail)
+
+
+async def _http(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    detail = ErrorDetail(message=str(error.detail), type=kind, code=f"http_{error.status_code}")
+    return _body(error.status_code, detail, dict(error.headers or {}))
+
+
+async def _unknown(_: Request, error: Exception) -> JSONResponse:
+    log.error("unexpected %s", type(error).__name__, exc_info=error)
+    detail = ErrorDetail(
+        message="unexpected error, see the service's log", type="server_error", code="unexpected"
+    )
+    return _body(500, detail)

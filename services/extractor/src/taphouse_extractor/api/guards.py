@@ -1,0 +1,69 @@
+"""Who may come in, and with how much: the bearer token, and the bound on a request's body."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import Depends
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from taphouse_extractor.errors import Unauthorized
+
+__all__ = ["NDJSON", "BodyLimit", "token_guard"]
+
+NDJSON = "application/x-ndjson"
+
+
+def token_guard(token: str | None) -> Callable[..., None]:
+    """A dependency that lets only `token` in, compared in constant time; None lets everybody in."""
+    scheme = HTTPBearer(auto_error=False, description="The service's token.")
+    expected = _digest(token) if token else None
+
+    def guard(given: Annotated[HTTPAuthorizationCredentials | None, Depends(scheme)]) -> None:
+        if expected is None:
+            return
+        if given is None:
+            raise Unauthorized("send the service's token: Authorization: Bearer <token>")
+        if not hmac.compare_digest(_digest(given.credentials), expected):
+            raise Unauthorized("this is not the service's token")
+
+    return guard
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+class BodyLimit:
+    """Refuses bodies over `max_bytes` with 413 while they arrive; datasets are the spool's to bound."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app, self._max_bytes = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, counting its body."""
+        if scope["type"] != "http" or _is_dataset(scope):
+            await self._app(scope, receive, send)
+            return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise HTTPException(413, f"the body is over {self._max_bytes} bytes")
+            return message
+
+        await self._app(scope, counted, send)
+
+
+def _is_dataset(scope: Scope) -> bool:
+    kinds = [value for name, value in scope["headers"] if name == b"content-type"]
+    here = scope["path"] == "/v1/jobs" and scope["method"] == "POST"
+    return here and any(kind.split(b";")[0].strip().lower() == NDJSON.encode() for kind in kinds)

@@ -1,0 +1,173 @@
+"""Looks at every link of the service, and says what to do about each that fails."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from taphouse.errors import TaphouseError
+from taphouse.store import Store
+from taphouse.wire import Check, Worker
+from taphouse_extractor.engine import Engine
+from taphouse_extractor.errors import EngineError
+from taphouse_extractor.gate import Gate
+from taphouse_extractor.leases import Leases
+from taphouse_extractor.overview import read_consumers
+
+__all__ = ["Doctor"]
+
+QUIET_CONSUMER_S = 60.0
+
+
+class Doctor:
+    """Runs the checks. None of them raises."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        slice_dir: Path,
+        store: Store,
+        leases: Leases,
+        gate: Gate,
+        workers: Callable[[], tuple[Worker, ...]],
+        ledger_head: Callable[[], int],
+    ) -> None:
+        self._engine, self._slice_dir, self._store = engine, slice_dir, store
+        self._leases, self._gate, self._workers, self._ledger_head = leases, gate, workers, ledger_head
+
+    def ready(self) -> list[Check]:
+        """What the service needs to take work: store and Redis."""
+        return [self._check_store(), self._check_redis()]
+
+    def examine(self) -> list[Check]:
+        """Every link."""
+        checks = [*self.ready(), self._check_disk()]
+        try:
+            status = self._engine.status()
+        except EngineError as error:
+            advice = "Start vLLM with the tap's launch flags, and check engine_url and engine_key"
+            checks.append(Check(check="engine", ok=False, detail=str(error), advice=advice))
+        else:
+            checks += [_engine(self._engine.url, status), _canary(status), self._check_slices(status)]
+        return [*checks, self._check_workers(), *self._check_consumers()]
+
+    def _check_store(self) -> Check:
+        path, nonce = f"doctor-{os.getpid()}-{secrets.token_hex(4)}", secrets.token_bytes(16)
+        try:
+            self._store.put(path, nonce)
+            same = self._store.read(path) == nonce
+            self._store.delete(path)
+        except TaphouseError as error:
+            return Check(
+                check="store",
+                ok=False,
+                detail=error.message,
+                advice=error.advice or "Check the store's directory",
+            )
+        advice = None if same else "The store gives back other bytes than it was given: check its file system"
+        return Check(check="store", ok=same, detail="written, read back and removed", advice=advice)
+
+    def _check_redis(self) -> Check:
+        try:
+            self._leases.ping()
+        except redis.RedisError as error:
+            advice = "Start Redis, and check redis_url. Nothing is lost: the queue is rebuilt from the store"
+            return Check(check="redis", ok=False, detail=str(error), advice=advice)
+        return Check(check="redis", ok=True, detail="answers")
+
+    def _check_disk(self) -> Check:
+        try:
+            problem, free = self._gate.disk_problem(), self._store.free_bytes()
+        except TaphouseError as error:
+            return Check(check="disk", ok=False, detail=error.message, advice="Check the store's file system")
+        if problem:
+            return Check(
+                check="disk", ok=False, detail=problem, advice="Extraction pauses until there is room"
+            )
+        return Check(check="disk", ok=True, detail=f"{free} bytes free")
+
+    def _check_slices(self, status: dict[str, Any]) -> Check:
+        """The engine made a directory of a random name at its start: finding it here is finding its mount."""
+        start_id = str(status.get("start_id"))
+        directory = self._slice_dir / f"start-{start_id}"
+        found = start_id.replace("_", "").replace("-", "").isalnum() and directory.is_dir()
+        if not found:
+            return Check(
+                check="slices",
+                ok=False,
+                detail=f"the engine's start-{start_id} is not in {self._slice_dir}",
+                advice="Mount the engine's TAPHOUSE_TAP_SLICE_DIR here and set slice_dir to it",
+            )
+        probe = directory / f".doctor-{secrets.token_hex(4)}"
+        try:
+            probe.touch(mode=0o600)
+            probe.unlink()
+        except OSError as error:
+            return Check(
+                check="slices",
+                ok=False,
+                detail=f"{directory} can't be written: {error.strerror}",
+                advice="Run API and workers as the engine's user: slices are removed when they were read",
+            )
+        return Check(check="slices", ok=True, detail=f"{directory} is the engine's, and can be written")
+
+    def _check_workers(self) -> Check:
+        workers = self._workers()
+        if not workers:
+            advice = "Start one: taphouse-extractor worker, with the API's settings"
+            return Check(check="workers", ok=False, detail="none is alive", advice=advice)
+        busy = sum(worker.state == "busy" for worker in workers)
+        return Check(check="workers", ok=True, detail=f"{len(workers)} alive, {busy} busy")
+
+    def _check_consumers(self) -> list[Check]:
+        try:
+            consumers = read_consumers(self._store, self._ledger_head())
+        except TaphouseError as error:
+            return [Check(check="consumers", ok=False, detail=error.message, advice=error.advice or None)]
+        if not consumers:
+            return [Check(check="consumers", ok=True, detail="no trainer has followed the ledger yet")]
+        checks = []
+        for consumer in consumers:
+            age = time.time() - (consumer.updated_at or 0.0)
+            quiet = age > QUIET_CONSUMER_S
+            checks.append(
+                Check(
+                    check=f"consumer {consumer.name}",
+                    ok=not quiet,
+                    detail=f"at entry {consumer.cursor}, {consumer.lag} behind, heard of {age:.0f} s ago",
+                    advice="Is the trainer running? It says where it is every few seconds" if quiet else None,
+                )
+            )
+        return checks
+
+
+def _engine(url: str, status: dict[str, Any]) -> Check:
+    versions = status.get("versions") or {}
+    detail = f"{url}, vLLM {versions.get('vllm')}, tap {versions.get('tap')}, layers {status.get('layers')}"
+    if status.get("capture") == "on":
+        return Check(check="engine", ok=True, detail=detail)
+    return Check(
+        check="engine",
+        ok=False,
+        detail=f"{detail}: capture is off: {status.get('reason')}",
+        advice="Production goes on. Mend what the reason names; most need a restart with the tap's flags",
+    )
+
+
+def _canary(status: dict[str, Any]) -> Check:
+    canary = status.get("canary") or {}
+    ok = canary.get("state") == "passed"
+    detail = f"{canary.get('state', 'unknown')}{': ' + str(canary['reason']) if canary.get('reason') else ''}"
+    advice = (
+        None
+        if ok
+        else "Captured states must give the engine's own tokens; POST /v1/hidden_states/canary retries"
+    )
+    return Check(check="canary", ok=ok, detail=detail, advice=advice)

@@ -1,0 +1,281 @@
+"""Client of the tap's endpoint on the live engine: a prompt in, joined hidden states out.
+
+Bulk bytes don't pass through HTTP: the answer names sealed slices, which are read from the shared slice
+directory and released. A path in an answer is never opened as it stands: only its file name is used, below
+our own directory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from taphouse.slices import (
+    SliceError,
+    check_slices,
+    fingerprint_id,
+    is_tag,
+    join_slices,
+    release,
+    start_id_of,
+)
+from taphouse_extractor.errors import (
+    CaptureFailed,
+    EngineError,
+    EngineTimeout,
+    EngineUnavailable,
+    RowRefused,
+)
+
+__all__ = ["Capture", "Engine", "in_order"]
+
+CAPTURE_WAITS_S = (0.5, 2.0)
+"""A capture that failed is tried again after each of these."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What the engine gave for one prompt.
+
+    `token_ids` int32 [P+G], prompt and generated; `states` [T, L, H] raw elements (bf16 as uint16) of the
+    first T tokens; `loss_mask` uint8 [P+G] where it was asked for; `num_layers` is the id of the final norm's
+    stream.
+    """
+
+    token_ids: NDArray[np.int32]
+    prompt_len: int
+    rows: int
+    finish_reason: str | None
+    loss_mask: NDArray[np.uint8] | None
+    states: NDArray[Any]
+    layers: tuple[int, ...]
+    num_layers: int
+    dtype: str
+    fingerprint: dict[str, Any]
+    fingerprint_id: str
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+        return int(self.states.shape[2])
+
+
+class Engine:
+    """One vLLM server with the tap.
+
+    `timeout_s` is the longest wait for a row, `patience_s` while the engine is full. `slice_dir` is the tap's
+    slice directory as this process sees it. Safe to share between threads.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        slice_dir: Path,
+        key: str | None = None,
+        timeout_s: float = 600.0,
+        patience_s: float = 60.0,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.slice_dir = slice_dir
+        self._patience_s = patience_s
+        self._sleep = sleep
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(timeout_s, connect=5.0),
+            limits=httpx.Limits(max_connections=None),
+            transport=transport,
+        )
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self._http.close()
+
+    def capture(self, body: dict[str, Any]) -> Capture:
+        """Run one prompt and return its states; `body` is the JSON of `POST /v1/hidden_states`.
+
+        Raises `RowRefused` (4xx), `CaptureFailed` (when the last try fails too), `EngineTimeout`, and
+        `EngineUnavailable` for all that isn't the row's fault.
+        """
+        for wait in CAPTURE_WAITS_S:
+            try:
+                return self._take(self._ask(body), body.get("layers"))
+            except CaptureFailed:
+                self._sleep(wait)
+        self._require_capture()  # an engine that died while it ran the row is not the row's fault
+        return self._take(self._ask(body), body.get("layers"))
+
+    def status(self) -> dict[str, Any]:
+        """`GET /v1/hidden_states/status`; raises `EngineUnavailable`."""
+        answer = self._send("GET", "/v1/hidden_states/status", timeout=5.0)
+        if answer.status_code != 200:
+            raise EngineUnavailable(_explain(answer))
+        return _json(answer)
+
+    def _require_capture(self) -> None:
+        status = self.status()
+        if status.get("capture") != "on":
+            raise EngineUnavailable(f"capture is off: {status.get('reason')}")
+
+    def metrics(self) -> str:
+        """vLLM's own `/metrics`, as text; raises `EngineUnavailable`."""
+        answer = self._send("GET", "/metrics", timeout=5.0)
+        if answer.status_code != 200:
+            raise EngineUnavailable(_explain(answer))
+        return answer.text
+
+    def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            answer = self._send("POST", "/v1/hidden_states", json=body)
+            if answer.status_code == 200:
+                return _json(answer)
+            error = _error_of(answer)
+            full = answer.status_code == 429 and isinstance(error, EngineUnavailable)
+            if not full or time.monotonic() >= deadline:
+                raise error
+            self._sleep(min(getattr(error, "retry_after", None) or 1.0, 5.0))
+
+    def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, **request)
+        except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
+            raise EngineTimeout(f"the engine at {self.url} did not answer in time") from error
+        except httpx.TransportError as error:
+            raise EngineUnavailable(f"can't reach the engine at {self.url}: {error}") from error
+
+    def _take(self, answer: dict[str, Any], layers: list[int] | None) -> Capture:
+        """Join the slices of an answer with one item, and release them whatever comes of it."""
+        try:
+            item = answer["data"][0]
+            tag, start_id = str(item["tag"]), start_id_of(str(answer["start_id"]))
+            if not is_tag(tag):
+                raise CaptureFailed(f"the engine named a capture {tag!r:.80}, which is no tag")
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise CaptureFailed(f"the engine's answer lacks what it must have: {error!r}") from error
+        directory = self.slice_dir / f"start-{start_id}"
+        try:
+            return _read(answer, item, directory, layers)
+        except FileNotFoundError as error:
+            if directory.is_dir():
+                raise CaptureFailed("the slices went away before they were read") from error
+            raise EngineUnavailable(
+                f"{directory} is not there: slice_dir must be the tap's slice directory, on a shared mount"
+            ) from error
+        except PermissionError as error:
+            raise EngineUnavailable(
+                f"can't read {directory}: run workers as the engine's user ({error.strerror})"
+            ) from error
+        except (SliceError, KeyError, TypeError, ValueError, OSError) as error:
+            raise CaptureFailed(f"its slices can't be used: {error}") from error
+        finally:
+            _release(directory, tag)
+
+
+def _read(answer: dict[str, Any], item: dict[str, Any], directory: Path, layers: list[int] | None) -> Capture:
+    if item.get("error"):
+        raise CaptureFailed(f"the engine could not capture it: {item['error']}")
+    if item.get("finish_reason") == "abort":
+        raise EngineUnavailable("the engine aborted the row: it is stopping")
+    paths = [directory / Path(str(part["path"])).name for part in item["slices"]]
+    rows = int(item["rows"])
+    tapped = check_slices(paths)[0]
+    token_ids = np.asarray(item["token_ids"], np.int32)
+    if not 0 < rows <= len(token_ids):
+        raise CaptureFailed(f"the engine says {rows} rows of {len(token_ids)} tokens")
+    mask, fingerprint = item.get("loss_mask"), dict(answer["fingerprint"])
+    return Capture(
+        token_ids=token_ids,
+        prompt_len=int(item["prompt_len"]),
+        rows=rows,
+        finish_reason=item.get("finish_reason"),
+        loss_mask=None if mask is None else np.asarray(mask, np.uint8),
+        states=join_slices(paths, rows, layers),
+        layers=tapped.layers if layers is None else tuple(layers),
+        num_layers=int(answer["num_layers"]),
+        dtype=tapped.dtype,
+        fingerprint=fingerprint,
+        fingerprint_id=fingerprint_id(fingerprint),
+    )
+
+
+def _release(directory: Path, tag: str) -> None:
+    try:
+        release(directory, tag)
+    except OSError:
+        return  # the tap sweeps what nobody released
+
+
+def _error_of(answer: httpx.Response) -> EngineError:
+    """What an answer other than 200 means for a row."""
+    status, reason = answer.status_code, _explain(answer)
+    if status in (400, 413, 422):
+        return RowRefused(reason)
+    if status == 500:
+        return CaptureFailed(reason)
+    try:
+        wait = float(answer.headers.get("Retry-After", ""))
+    except ValueError:
+        wait = None
+    return EngineUnavailable(reason, retry_after=wait)
+
+
+def _explain(answer: httpx.Response) -> str:
+    try:
+        message = str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = "no explanation"
+    hint = {401: " (check engine_key)", 403: " (check engine_key)", 404: " (is the tap's endpoint loaded?)"}
+    return f"engine answered {answer.status_code}: {message:.500}{hint.get(answer.status_code, '')}"
+
+
+def _json(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        body = answer.json()
+    except ValueError as error:
+        raise CaptureFailed("the engine's answer is not JSON") from error
+    if not isinstance(body, dict):
+        raise CaptureFailed("the engine's answer is not a JSON object")
+    return body
+
+
+def in_order(work: Callable[[T], R], items: Iterable[T], concurrency: int) -> Iterator[R]:
+    """Map `work` over `items` with at most `concurrency` begun and not yet taken, in the order of `items`.
+
+    A call's exception is raised where its result would be. Leaving early waits for no call that runs.
+    """
+    pool = ThreadPoolExecutor(concurrency, thread_name_prefix="row")
+    pending: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            pending.append(pool.submit(work, item))
+            if len(pending) >= concurrency:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

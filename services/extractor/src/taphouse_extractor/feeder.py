@@ -1,0 +1,160 @@
+"""Keeps a bounded number of batches queued, by comparing the store with Redis again and again.
+
+A batch that has no outcome, and is neither queued nor run by anybody, is queued. There is no other rule: a
+killed worker, a lost queue, a wiped Redis and a restarted API are all the same case.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import redis
+
+from taphouse.errors import TaphouseError
+from taphouse.ledger import Ledger
+from taphouse_extractor.errors import ExtractorError
+from taphouse_extractor.jobs import BatchQueue, QueueView
+from taphouse_extractor.leases import Leases, Tries
+from taphouse_extractor.progress import Progress
+from taphouse_extractor.records import BatchRef, Records
+
+__all__ = ["Feeder", "FeederLimits"]
+
+log = logging.getLogger(__name__)
+RECONCILE_EVERY_S = 60.0
+ABANDONED_SPOOL_S = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class FeederLimits:
+    """Batches queued at once; bad runs of one batch; seconds from taking a batch to its lease."""
+
+    max_queued: int
+    max_attempts: int
+    start_grace_s: float
+
+
+class Feeder:
+    """One of possibly many; only the leader feeds. `paused` says why nothing may be fed now, or None.
+
+    `fail` records that a batch is given up (`Pipeline.fail`).
+    """
+
+    def __init__(
+        self,
+        *,
+        records: Records,
+        progress: Progress,
+        ledger: Ledger,
+        queue: BatchQueue,
+        leases: Leases,
+        limits: FeederLimits,
+        fail: Callable[..., object],
+        paused: Callable[[], str | None],
+    ) -> None:
+        self._records, self._progress, self._ledger = records, progress, ledger
+        self._queue, self._leases, self._limits = queue, leases, limits
+        self._fail, self._paused = fail, paused
+        self._name = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
+        self._silent_since: dict[str, float] = {}
+        self._leading, self._reconciled_at = False, 0.0
+
+    def run(self, stop: threading.Event, every_s: float) -> None:
+        """Feed until `stop` is set. Whatever is away (Redis, the store) is waited for."""
+        while not stop.is_set():
+            try:
+                self.step()
+            except (redis.RedisError, TaphouseError, ExtractorError, OSError) as error:
+                log.warning("feeder: %s", error)
+            stop.wait(every_s)
+        if self._leading:
+            try:
+                self._leases.stop_leading(self._name)
+            except redis.RedisError as error:
+                log.warning("feeder could not hand over: %s", error)
+
+    def step(self) -> int:
+        """One round; returns how many batches were queued. Raises Redis's and the store's errors."""
+        led, self._leading = self._leading, self._leases.lead(self._name)
+        if not self._leading:
+            return 0
+        if not led or time.monotonic() - self._reconciled_at > RECONCILE_EVERY_S:
+            self._reconcile()
+        if self._leases.was_wiped() and any(not job.complete for job in self._progress.refresh()):
+            log.warning("Redis is new or was wiped: the queue is rebuilt from the store")
+            time.sleep(2 * self._leases.renew_every_s)  # who runs a batch now says so within this time
+        # Redis is read before the store: a batch that ends in between has its outcome, and isn't queued again
+        view, running = self._queue.view(), self._leases.running()
+        taken = self._alive(view, running)
+        tries = self._leases.tries()
+        jobs = self._progress.refresh()
+        busy = set(view.queued.values()) | taken | running.keys()
+        self._drop_unwanted(view, {job.record.id for job in jobs if job.cancelled})
+        if self._paused() is not None:
+            return 0
+        room, fed = self._limits.max_queued - len(view.queued), 0
+        for job in jobs:
+            for ref in job.pending():
+                if fed >= room:
+                    return fed
+                if ref not in busy and self._may_run(ref, tries.get(ref)):
+                    self._queue.enqueue(ref)
+                    fed += 1
+        return fed
+
+    def _alive(self, view: QueueView, running: dict[BatchRef, str]) -> set[BatchRef]:
+        """Batches that workers took, without those whose worker gave no sign of life in time.
+
+        Those are forgotten here, so that RQ does not call them abandoned later.
+        """
+        alive, now = set(), time.monotonic()
+        self._silent_since = {
+            rq_id: self._silent_since.get(rq_id, now)
+            for rq_id, ref in view.taken.items()
+            if ref not in running
+        }
+        for rq_id, ref in view.taken.items():
+            if now - self._silent_since.get(rq_id, now) <= self._limits.start_grace_s:
+                alive.add(ref)
+            else:
+                log.warning("batch %s was taken by a worker that is gone", ref)
+                self._queue.discard(rq_id)
+                self._leases.count_bad(ref, "its worker is gone")
+        return alive
+
+    def _may_run(self, ref: BatchRef, tries: Tries | None) -> bool:
+        if tries is None:
+            return True
+        if tries.bad >= self._limits.max_attempts:
+            reason = f"given up after {tries.bad} runs; the last: {tries.reason}"
+            log.error("batch %s: %s", ref, reason)
+            self._fail(self._records.job(ref.job_id), ref, reason)
+            self._leases.forget(ref)
+            return False
+        return time.time() >= tries.not_before
+
+    def _drop_unwanted(self, view: QueueView, cancelled: set[str]) -> None:
+        for rq_id, ref in view.queued.items():
+            if ref.job_id in cancelled:
+                self._queue.discard(rq_id)
+
+    def _reconcile(self) -> None:
+        """Give sealed shards that a crash left without an entry theirs, and clear spoolings nobody ended."""
+        result = self._ledger.reconcile()
+        for entry in result.added:
+            log.warning(
+                "shard %s was sealed without a ledger entry: it has number %d now", entry.shard, entry.seq
+            )
+        for name, reason in result.refused:
+            log.error("%s is no whole shard and gets no ledger entry: %s", name, reason)
+        for job in self._progress.refresh():
+            if not job.record.spooled and job.record.created_at < time.time() - ABANDONED_SPOOL_S:
+                log.warning("job %s was never spooled to its end: dropped", job.record.id)
+                self._records.drop_unspooled(job.record.id)
+        self._reconciled_at = time.monotonic()

@@ -1,0 +1,33 @@
+"""Whether new work may begin: one place that says no, and why."""
+
+from __future__ import annotations
+
+from taphouse.store import Store
+from taphouse_extractor.errors import NotAccepting
+from taphouse_extractor.monitor import EngineMonitor
+
+__all__ = ["Gate"]
+
+
+class Gate:
+    """Looks at the store's free disk (at least `min_free_bytes` must be left) and at the engine."""
+
+    def __init__(self, store: Store, monitor: EngineMonitor, min_free_bytes: int) -> None:
+        self._store, self._monitor, self._min_free_bytes = store, monitor, min_free_bytes
+
+    def disk_problem(self) -> str | None:
+        """Why nothing may be written now, or None."""
+        free = self._store.free_bytes()
+        if free >= self._min_free_bytes:
+            return None
+        return f"the store has {free} bytes free, under the floor of {self._min_free_bytes}: free some space"
+
+    def paused(self) -> str | None:
+        """Why no batch may be queued now, or None."""
+        return self.disk_problem() or self._monitor.problem()
+
+    def admit(self) -> None:
+        """Raise `NotAccepting` when no new dataset or extraction may be taken."""
+        problem = self.disk_problem()
+        if problem:
+            raise NotAccepting(problem)

@@ -1,0 +1,201 @@
+"""What Redis holds beside the queue itself. All of it may be lost at any time: the store is the truth.
+
+<prefix>:lease:<job>:<batch>     who runs the batch; short-lived, renewed while it runs
+<prefix>:tries:<job>:<batch>     runs that ended badly, and when it may run again
+<prefix>:worker:<name>           a worker process that is alive
+<prefix>:leader                  the feeder that feeds
+<prefix>:known                   absent in a Redis that is new or was wiped
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from pydantic import BaseModel, ConfigDict
+
+from taphouse_extractor.errors import BatchBusy
+from taphouse_extractor.records import BatchRef
+
+__all__ = ["Client", "Leases", "Tries", "connect", "keep_renewing"]
+
+log = logging.getLogger(__name__)
+Client = Any
+"""redis-py's client: whether it answers in text or bytes is decided when it is made."""
+
+TRIES_TTL_S = 7 * 86400
+DROP_IF_MINE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+KEEP_IF_MINE = """
+local holder = redis.call('get', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2])
+return 1
+"""
+
+
+def connect(url: str, *, text: bool = True, timeout_s: float = 5.0) -> Client:
+    """A client that gives up after `timeout_s`; its answers are text, or bytes, which the queue wants."""
+    client: Client = redis.Redis
+    return client.from_url(
+        url, decode_responses=text, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+    )
+
+
+class Tries(BaseModel):
+    """Runs of a batch that ended badly. `not_before` is in seconds since the epoch."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    bad: int = 0
+    waits: int = 0
+    not_before: float = 0.0
+    reason: str = ""
+
+    def again(self, reason: str, delay_s: float, **counted: int) -> Tries:
+        """These, one more counted."""
+        update = {"reason": reason[:500], "not_before": time.time() + delay_s, **counted}
+        return self.model_copy(update=update)
+
+
+class Leases:
+    """Reads and writes the keys above; raises `redis.RedisError`s. Safe to share between threads."""
+
+    def __init__(self, client: Client, *, prefix: str, ttl_s: float) -> None:
+        self._redis, self._prefix, self._ttl_ms = client, prefix, int(ttl_s * 1000)
+        self.renew_every_s = ttl_s / 5
+
+    @contextmanager
+    def hold(self, ref: BatchRef, holder: str, *, deadline_s: float) -> Iterator[None]:
+        """Hold a batch's lease, renewed in the background for at most `deadline_s`.
+
+        Raises `BatchBusy` when another worker holds it. A lease that Redis lost is taken again, unless
+        another worker has it by then: both go on, which is harmless.
+        """
+        key, value = self._key("lease", ref), json.dumps({"worker": holder})
+        if not self._redis.eval(KEEP_IF_MINE, 1, key, value, self._ttl_ms):
+            raise BatchBusy(f"batch {ref} is with {self._redis.get(key)}")
+        stop_at = time.monotonic() + deadline_s
+
+        def renew() -> None:
+            if time.monotonic() < stop_at:
+                self._redis.eval(KEEP_IF_MINE, 1, key, value, self._ttl_ms)
+
+        with keep_renewing(renew, self.renew_every_s):
+            try:
+                yield
+            finally:
+                self.drop(ref, holder)
+
+    def drop(self, ref: BatchRef, holder: str) -> None:
+        """Let go of a lease, if `holder` has it. Errors are logged: it ends by itself."""
+        try:
+            self._redis.eval(DROP_IF_MINE, 1, self._key("lease", ref), json.dumps({"worker": holder}))
+        except redis.RedisError as error:
+            log.warning("lease of %s could not be dropped: %s", ref, error)
+
+    def running(self) -> dict[BatchRef, str]:
+        """Batches that are being run, and by which worker."""
+        held = {}
+        for key, value in self._scan("lease"):
+            try:
+                held[BatchRef.parse(key)] = str(json.loads(value)["worker"])
+            except (ValueError, KeyError, TypeError):
+                log.warning("ignored a lease that nobody here made: %r", key)
+        return held
+
+    def tries(self) -> dict[BatchRef, Tries]:
+        """Batches that ran badly and are not finished."""
+        found = {}
+        for key, value in self._scan("tries"):
+            try:
+                found[BatchRef.parse(key)] = Tries.model_validate_json(value)
+            except ValueError:
+                log.warning("ignored tries that nobody here counted: %r", key)
+        return found
+
+    def tries_of(self, ref: BatchRef) -> Tries:
+        """One batch's."""
+        value = self._redis.get(self._key("tries", ref))
+        return Tries.model_validate_json(value) if value else Tries()
+
+    def count_bad(self, ref: BatchRef, reason: str, *, delay_s: float = 0.0) -> None:
+        """A run ended in a crash or time-out: count it, and let it run again after `delay_s`."""
+        tries = self.tries_of(ref)
+        self._put(ref, tries.again(reason, delay_s, bad=tries.bad + 1))
+
+    def count_wait(self, ref: BatchRef, reason: str, *, delay_s: float) -> None:
+        """A run ended because something is away that the batch needs: let it run again after `delay_s`."""
+        tries = self.tries_of(ref)
+        self._put(ref, tries.again(reason, delay_s, waits=tries.waits + 1))
+
+    def _put(self, ref: BatchRef, tries: Tries) -> None:
+        self._redis.set(self._key("tries", ref), tries.model_dump_json(), ex=TRIES_TTL_S)
+
+    def forget(self, ref: BatchRef) -> None:
+        """The batch is finished."""
+        self._redis.delete(self._key("tries", ref))
+
+    def present(self, name: str, facts: dict[str, Any], ttl_s: float) -> None:
+        """Say that a worker process is alive."""
+        self._redis.set(f"{self._prefix}:worker:{name}", json.dumps(facts), px=int(ttl_s * 1000))
+
+    def absent(self, name: str) -> None:
+        """A worker process ends in good order."""
+        self._redis.delete(f"{self._prefix}:worker:{name}")
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """Worker processes that are alive, by name."""
+        return {name: json.loads(value) for name, value in self._scan("worker")}
+
+    def lead(self, name: str) -> bool:
+        """Become or stay the one feeder that feeds."""
+        return bool(self._redis.eval(KEEP_IF_MINE, 1, f"{self._prefix}:leader", name, self._ttl_ms))
+
+    def stop_leading(self, name: str) -> None:
+        """Let another feeder lead at once."""
+        self._redis.eval(DROP_IF_MINE, 1, f"{self._prefix}:leader", name)
+
+    def was_wiped(self) -> bool:
+        """True once in a Redis that is new or was wiped."""
+        return bool(self._redis.set(f"{self._prefix}:known", "1", nx=True))
+
+    def ping(self) -> None:
+        """Raise when Redis can't be used."""
+        self._redis.ping()
+
+    def _key(self, kind: str, ref: BatchRef) -> str:
+        return f"{self._prefix}:{kind}:{ref}"
+
+    def _scan(self, kind: str) -> Iterator[tuple[str, str]]:
+        start = f"{self._prefix}:{kind}:"
+        keys = list(self._redis.scan_iter(match=f"{start}*", count=1000))
+        for key, value in zip(keys, self._redis.mget(keys) if keys else (), strict=True):
+            if value is not None:
+                yield key[len(start) :], value
+
+
+@contextmanager
+def keep_renewing(renew: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Call `renew` every `every_s` seconds on a thread; what it raises is logged, and it is called again."""
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.wait(every_s):
+            try:
+                renew()
+            except redis.RedisError as error:
+                log.warning("can't renew: %s", error)
+
+    thread = threading.Thread(target=loop, name="renew", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=every_s)

@@ -1,0 +1,214 @@
+"""Composition root: builds the objects of a process and runs it.
+
+taphouse-extractor api     the HTTP API, with the feeder and the engine's monitor on threads
+taphouse-extractor worker  one worker: run as many as the engine can feed
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import ValidationError
+
+from taphouse.errors import TaphouseError
+from taphouse.ledger import Ledger
+from taphouse.store import LocalStore
+from taphouse_extractor import __version__
+from taphouse_extractor.api import Context, create_app
+from taphouse_extractor.direct import DirectExtraction, DirectLimits
+from taphouse_extractor.doctor import Doctor
+from taphouse_extractor.engine import Engine
+from taphouse_extractor.feeder import Feeder, FeederLimits
+from taphouse_extractor.gate import Gate
+from taphouse_extractor.jobs import BatchQueue, run_worker
+from taphouse_extractor.leases import Leases, connect, keep_renewing
+from taphouse_extractor.monitor import EngineMonitor
+from taphouse_extractor.overview import Overview
+from taphouse_extractor.pipeline import Pipeline
+from taphouse_extractor.progress import Progress
+from taphouse_extractor.records import BatchRef, Records
+from taphouse_extractor.settings import Settings
+from taphouse_extractor.spool import Limits
+from taphouse_extractor.worker import Backoff, BatchRunner, Links
+
+__all__ = ["build_api", "main", "work"]
+
+PRESENCE_TTL_S = 20.0
+LEASE_AFTER_TIMEOUT_S = 30.0
+
+
+def build_api(settings: Settings) -> FastAPI:
+    """The API process: routes, and beside them the feeder and the monitor, from start-up to shutdown."""
+    store = LocalStore(settings.store)
+    records, ledger = Records(store), Ledger(store)
+    progress = Progress(records)
+    engine, leases = _engine(settings), _leases(settings)
+    pipeline = Pipeline(records, ledger, engine, settings.engine_concurrency)
+    url = settings.redis_url.get_secret_value()
+    queue = BatchQueue(connect(url, text=False), settings.queue_name, timeout_s=settings.batch_timeout_s)
+    monitor = EngineMonitor(engine)
+    gate = Gate(store, monitor, settings.min_free_bytes)
+    overview = Overview(
+        progress=progress, store=store, ledger=ledger, queue=queue, leases=leases, monitor=monitor
+    )
+    feeder = Feeder(
+        records=records,
+        progress=progress,
+        ledger=ledger,
+        queue=queue,
+        leases=leases,
+        limits=FeederLimits(settings.max_queued, settings.max_attempts, settings.start_grace_s),
+        fail=pipeline.fail,
+        paused=gate.paused,
+    )
+    context = Context(
+        store=store,
+        records=records,
+        ledger=ledger,
+        overview=overview,
+        gate=gate,
+        direct=DirectExtraction(
+            engine,
+            DirectLimits(
+                settings.extract_max_rows,
+                settings.extract_max_tokens,
+                settings.extract_max_bytes,
+                settings.extract_concurrency,
+            ),
+            settings.engine_concurrency,
+        ),
+        doctor=Doctor(
+            engine=engine,
+            slice_dir=settings.slice_dir,
+            store=store,
+            leases=leases,
+            gate=gate,
+            workers=lambda: overview.live().workers,
+            ledger_head=ledger.head,
+        ),
+        limits=Limits(settings.max_upload_bytes, settings.max_rows, settings.max_row_bytes),
+        dataset_roots=settings.dataset_roots,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        stop = threading.Event()
+        threads = [
+            threading.Thread(target=monitor.run, args=(stop, settings.engine_poll_s), name="monitor"),
+            threading.Thread(target=feeder.run, args=(stop, settings.feeder_interval_s), name="feeder"),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+            engine.close()
+
+    return create_app(
+        context,
+        token=settings.bearer(),
+        open_metrics=settings.open_metrics,
+        max_request_bytes=settings.max_request_bytes,
+        lifespan=lifespan,
+    )
+
+
+def work(settings: Settings) -> None:
+    """The worker process: takes batches until it is told to stop."""
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    records = Records(LocalStore(settings.store))
+
+    @contextmanager
+    def open_links() -> Iterator[Links]:
+        with _engine(settings) as engine:
+            pipeline = Pipeline(records, Ledger(records.store), engine, settings.engine_concurrency)
+            yield Links(_leases(settings), pipeline)
+
+    leases = _leases(settings)
+    runner = BatchRunner(
+        name,
+        open_links,
+        Backoff(settings.backoff_base_s, settings.backoff_cap_s),
+        settings.batch_timeout_s + LEASE_AFTER_TIMEOUT_S,
+    )
+
+    def present() -> None:
+        leases.present(name, {"pid": os.getpid(), "seen_at": time.time()}, PRESENCE_TTL_S)
+
+    def died(ref: BatchRef, reason: str) -> None:
+        runner.died(ref, reason, leases)
+
+    with keep_renewing(present, PRESENCE_TTL_S / 5):
+        run_worker(
+            settings.redis_url.get_secret_value(), settings.queue_name, name=name, run=runner, on_death=died
+        )
+    leases.absent(name)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `taphouse-extractor`."""
+    parser = argparse.ArgumentParser(
+        prog="taphouse-extractor",
+        description="Taphouse's extraction service. `taphouse-extractor api --help` lists the settings.",
+    )
+    parser.add_argument("command", choices=("api", "worker"))
+    parser.add_argument("--env-file", type=Path, help="File of TAPHOUSE_EXTRACTOR_* lines.")
+    parser.add_argument("--version", action="version", version=__version__)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    wants_help = bool({"-h", "--help"} & set(given[1:]))
+    known, rest = parser.parse_known_args(
+        [a for a in given if a not in ("-h", "--help")] if wants_help else given
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        settings = Settings(
+            _env_file=known.env_file,
+            _cli_parse_args=[*rest, "--help"] if wants_help else rest,
+            _cli_prog_name=f"taphouse-extractor {known.command}",
+        )  # type: ignore[call-arg]
+        run_api(settings) if known.command == "api" else work(settings)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False, include_input=False):
+            where = ".".join(str(part) for part in problem["loc"])
+            print(f"taphouse-extractor: {where or 'settings'}: {problem['msg']}", file=sys.stderr)
+        sys.exit(2)
+    except (TaphouseError, OSError) as error:
+        print(f"taphouse-extractor: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def run_api(settings: Settings) -> None:
+    """Serve the API until SIGTERM or SIGINT."""
+    uvicorn.run(
+        build_api(settings), host=settings.host, port=settings.port, log_level="warning", access_log=False
+    )
+
+
+def _engine(settings: Settings) -> Engine:
+    return Engine(
+        settings.engine_url,
+        slice_dir=settings.slice_dir,
+        key=settings.engine_bearer(),
+        timeout_s=settings.engine_timeout_s,
+        patience_s=settings.engine_patience_s,
+    )
+
+
+def _leases(settings: Settings) -> Leases:
+    client = connect(settings.redis_url.get_secret_value())
+    return Leases(client, prefix=f"taphouse:{settings.queue_name}", ttl_s=settings.lease_ttl_s)

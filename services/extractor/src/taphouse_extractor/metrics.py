@@ -1,0 +1,95 @@
+"""Prometheus metrics, made anew from store, Redis and engine at every scrape.
+
+Work-horses are forked for each batch, so what they count in memory is gone with them: nothing here is counted
+in memory. Totals are over what the store holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from taphouse.wire import Job, QueueStatus
+
+__all__ = ["render"]
+
+TOTALS = (
+    ("samples", "succeeded", "Samples sealed"),
+    ("failed_rows", "failed", "Rows that made no sample"),
+    ("skipped_rows", "skipped", "Rows left out: too long, or of a cancelled job"),
+    ("tokens", "tokens", "Rows of hidden states sealed"),
+    ("shards", "shards", "Shards sealed"),
+    ("shard_bytes", "bytes", "Bytes of sealed shards"),
+    ("raw_bytes", "raw_bytes", "Bytes of the same states before compression"),
+)
+LATENCY = (
+    ("itl", 0.5, "itl_p50"),
+    ("itl", 0.95, "itl_p95"),
+    ("ttft", 0.5, "ttft_p50"),
+    ("ttft", 0.95, "ttft_p95"),
+)
+
+
+class _Snapshot(Collector):
+    def __init__(self, queue: QueueStatus, jobs: list[Job], free_bytes: int) -> None:
+        self._queue, self._jobs, self._free_bytes = queue, jobs, free_bytes
+
+    def collect(self) -> Iterator[Metric]:
+        for name, field, text in TOTALS:
+            yield CounterMetricFamily(
+                f"taphouse_{name}", text, value=sum(getattr(job, field) for job in self._jobs)
+            )
+        yield _labelled("taphouse_batches", "Batches by state", "state", self._queue.depth.model_dump())
+        jobs = {state.value: count for state, count in self._queue.jobs.items()}
+        yield _labelled("taphouse_jobs", "Jobs by state", "state", jobs)
+        yield GaugeMetricFamily("taphouse_rows_left", "Rows without an outcome", value=self._queue.rows_left)
+        yield GaugeMetricFamily(
+            "taphouse_paused", "1 while nothing is fed", value=self._queue.paused is not None
+        )
+        workers = {"busy": 0, "idle": 0}
+        for worker in self._queue.workers:
+            workers[worker.state] = workers.get(worker.state, 0) + 1
+        yield _labelled("taphouse_workers", "Worker processes alive", "state", workers)
+        yield GaugeMetricFamily("taphouse_ledger_head", "Newest ledger entry", value=self._queue.ledger_head)
+        lags = {c.name: c.lag for c in self._queue.consumers if c.lag is not None}
+        yield _labelled(
+            "taphouse_consumer_lag_entries", "Ledger entries ahead of a consumer", "consumer", lags
+        )
+        yield GaugeMetricFamily(
+            "taphouse_store_free_bytes", "Free space of the store", value=self._free_bytes
+        )
+        yield from self._engines()
+
+    def _engines(self) -> Iterator[Metric]:
+        capture = {engine.url: engine.capture == "on" for engine in self._queue.engines}
+        yield _labelled("taphouse_engine_capture", "1 while the engine captures", "engine", capture)
+        family = GaugeMetricFamily(
+            "taphouse_engine_latency_seconds",
+            "Recent latency of all the engine's requests, production and extraction together",
+            labels=["engine", "kind", "quantile"],
+        )
+        for engine in self._queue.engines:
+            for kind, quantile, field in LATENCY:
+                value = getattr(engine.latency, field) if engine.latency else None
+                if value is not None:
+                    family.add_metric([engine.url, kind, str(quantile)], value)
+        yield family
+
+
+def _labelled(
+    name: str, text: str, label: str, values: dict[str, int] | dict[str, bool]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def render(queue: QueueStatus, jobs: list[Job], free_bytes: int) -> bytes:
+    """Prometheus text of one moment."""
+    registry = CollectorRegistry()
+    registry.register(_Snapshot(queue, jobs, free_bytes))
+    return generate_latest(registry)

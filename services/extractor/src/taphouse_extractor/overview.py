@@ -1,0 +1,205 @@
+"""Builds what the API says of jobs and queue, from progress (store), Redis and the engine's last look."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from itertools import chain
+
+import redis
+from pydantic import ValidationError
+
+from taphouse.errors import StoreError
+from taphouse.ledger import Ledger
+from taphouse.store import Store, read_json
+from taphouse.wire import Batches, Consumer, Job, JobState, QueueStatus, Worker
+from taphouse_extractor.jobs import BatchQueue
+from taphouse_extractor.leases import Leases
+from taphouse_extractor.monitor import EngineMonitor
+from taphouse_extractor.progress import JobProgress, Progress, rate
+from taphouse_extractor.records import BatchRef
+from taphouse_extractor.states import Facts, state_of
+
+__all__ = ["Live", "Overview", "read_consumers"]
+
+WINDOWS_S = (60.0, 300.0)
+
+
+@dataclass(frozen=True)
+class Live:
+    """What Redis says now; all empty while it can't be reached, with the reason in `problem`."""
+
+    queued: frozenset[BatchRef] = frozenset()
+    running: frozenset[BatchRef] = frozenset()
+    waiting: frozenset[BatchRef] = frozenset()
+    reasons: tuple[tuple[BatchRef, str], ...] = ()
+    workers: tuple[Worker, ...] = ()
+    problem: str | None = None
+
+
+class Overview:
+    """Answers for jobs and queue. `paused` says why nothing is fed now."""
+
+    def __init__(
+        self,
+        *,
+        progress: Progress,
+        store: Store,
+        ledger: Ledger,
+        queue: BatchQueue,
+        leases: Leases,
+        monitor: EngineMonitor,
+    ) -> None:
+        self._progress, self._store, self._ledger = progress, store, ledger
+        self._queue, self._leases, self._monitor = queue, leases, monitor
+
+    def live(self) -> Live:
+        """Look at Redis. Never raises: the store alone still answers for jobs."""
+        try:
+            view, held = self._queue.view(), self._leases.running()
+            tries, present = self._leases.tries(), self._leases.workers()
+        except redis.RedisError as error:
+            return Live(problem=f"Redis can't be used: {error}")
+        running = frozenset(held) | frozenset(view.taken.values())
+        now, by_worker = time.time(), {worker: str(ref) for ref, worker in held.items()}
+        return Live(
+            queued=frozenset(view.queued.values()) - running,
+            running=running,
+            waiting=frozenset(ref for ref, t in tries.items() if t.not_before > now) - running,
+            reasons=tuple((ref, t.reason) for ref, t in tries.items()),
+            workers=tuple(
+                Worker(
+                    name=name,
+                    state="busy" if name in by_worker else "idle",
+                    batch=by_worker.get(name),
+                    last_heartbeat=facts.get("seen_at"),
+                )
+                for name, facts in sorted(present.items())
+            ),
+        )
+
+    def jobs(self, limit: int) -> list[Job]:
+        """The newest `limit` jobs, newest first."""
+        live = self.live()
+        return [describe(job, live) for job in self._progress.refresh()[-limit:][::-1]]
+
+    def job(self, job_id: str) -> Job:
+        """One job, with its first failures. Raises `NotFound`."""
+        job = self._progress.refresh_one(job_id)
+        return describe(job, self.live()).model_copy(update={"failures": list(job.failures)})
+
+    def queue(self, paused: str | None) -> QueueStatus:
+        """The whole of it."""
+        live, jobs, now = self.live(), self._progress.refresh(), time.time()
+        described = [describe(job, live) for job in jobs]
+        recent = list(chain.from_iterable(job.recent for job in jobs))
+        since = min((job.record.created_at for job in jobs if job.recent), default=now)
+        rates = [rate(recent, window, since=since, now=now) for window in WINDOWS_S]
+        left = sum(job.rows_left for job in jobs)
+        view, head = self._monitor.view, self._ledger.head()
+        return QueueStatus(
+            depth=_sum([job.batches for job in described]),
+            jobs=dict(Counter(job.state for job in described)),
+            rows_left=left,
+            rates=rates,
+            eta_s=_eta(left, [job for job in jobs if job.rows_left], now),
+            paused=live.problem or paused,
+            workers=list(live.workers),
+            engines=[view] if view else [],
+            consumers=read_consumers(self._store, head),
+            ledger_head=head,
+            updated_at=now,
+        )
+
+
+def describe(job: JobProgress, live: Live) -> Job:
+    """One job as the wire has it."""
+    record, now, job_id = job.record, time.time(), job.record.id
+    queued, running, waiting = (
+        sum(ref.job_id == job_id and ref.batch not in job.finished for ref in refs)
+        for refs in (live.queued, live.running, live.waiting)
+    )
+    state = state_of(
+        Facts(
+            spooled=record.spooled,
+            cancelled=job.cancelled,
+            batches=record.batches,
+            finished=len(job.finished),
+            running=running,
+            succeeded_rows=job.succeeded,
+            failed_rows=job.failed,
+            fatal=job.fatal is not None,
+        )
+    )
+    skipped = job.skipped
+    if state is JobState.CANCELLED:
+        skipped = record.rows - job.succeeded - job.failed
+    finished = len(job.finished)
+    pending = 0 if state.final else max(0, record.batches - finished - queued - running - waiting)
+    return Job(
+        id=job_id,
+        name=record.name,
+        state=state,
+        reason=_reason(job, state, live),
+        options=record.options,
+        rows=record.rows,
+        succeeded=job.succeeded,
+        failed=job.failed,
+        skipped=skipped,
+        batches=Batches(pending=pending, queued=queued, waiting=waiting, running=running, finished=finished),
+        tokens=job.tokens,
+        shards=job.shards,
+        bytes=job.bytes,
+        raw_bytes=job.raw_bytes,
+        fingerprint_id=job.fingerprint_id,
+        created_at=record.created_at,
+        finished_at=job.finished_at if job.complete else job.cancelled_at,
+        rate=rate(job.recent, WINDOWS_S[0], since=record.created_at, now=now).samples,
+        eta_s=None if state.final else _eta(job.rows_left, [job], now),
+    )
+
+
+def _reason(job: JobProgress, state: JobState, live: Live) -> str | None:
+    if job.fatal:
+        return job.fatal
+    if state is JobState.FAILED and job.failures:
+        return f"no row made a sample; the first: {job.failures[0].reason}"
+    if state.final:
+        return None
+    reasons = [
+        reason
+        for ref, reason in live.reasons
+        if ref.job_id == job.record.id and ref.batch not in job.finished
+    ]
+    return f"a batch waits for its next run: {reasons[0]}" if reasons else None
+
+
+def _eta(rows_left: int, jobs: list[JobProgress], now: float) -> float | None:
+    """Seconds for `rows_left` at the last minutes' rate of rows, failed ones too; None without one."""
+    if rows_left == 0:
+        return 0.0
+    window = WINDOWS_S[-1]
+    rows = sum(done.rows for job in jobs for done in job.recent if done.finished_at > now - window)
+    since = min((job.record.created_at for job in jobs), default=now)
+    return rows_left * max(1.0, min(window, now - since)) / rows if rows else None
+
+
+def _sum(batches: list[Batches]) -> Batches:
+    return Batches(**{name: sum(getattr(b, name) for b in batches) for name in Batches.model_fields})
+
+
+def read_consumers(store: Store, head: int) -> list[Consumer]:
+    """What trainers say of themselves, with how many ledger entries they have before them."""
+    found = []
+    for name in store.list("consumers"):
+        if not name.endswith(".json"):
+            continue
+        try:
+            said = {"name": name.removesuffix(".json"), **read_json(store, f"consumers/{name}")}
+            consumer = Consumer.model_validate(said)
+        except (StoreError, ValidationError, TypeError):
+            continue
+        lag = None if consumer.cursor is None else max(0, head - consumer.cursor)
+        found.append(consumer.model_copy(update={"lag": lag}))
+    return found

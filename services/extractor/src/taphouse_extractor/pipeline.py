@@ -1,0 +1,213 @@
+"""One batch, from prompts to a ledger entry. Start reading here.
+
+    rows → prompts → engine → samples → shard → store → ledger → outcome
+
+Every step may be repeated: a shard that is sealed wins over a second one, the ledger takes a shard once, and
+the first outcome stays. So a worker may die anywhere, or two may run the same batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+
+import numpy as np
+
+from taphouse.errors import InvalidSample
+from taphouse.ledger import Ledger
+from taphouse.samples import Sample
+from taphouse.shards import (
+    ShardFacts,
+    ShardMeta,
+    ShardWriter,
+    describe_shard,
+    open_shard,
+    shard_name,
+    shard_path,
+)
+from taphouse.wire import JobOptions, RowFailure
+from taphouse_extractor.engine import Capture, Engine, in_order
+from taphouse_extractor.errors import BadRow, CaptureFailed, EngineChanged, JobCancelled, RowRefused
+from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records
+from taphouse_extractor.rows import Mask, Numbered, Prompt, number_rows, parse_row, to_prompt
+
+__all__ = ["Pipeline", "meta_of", "to_sample"]
+
+LOST = "made no sample when its batch was sealed; a worker that died since knew why"
+
+
+class Pipeline:
+    """Runs batches. `concurrency` rows of a batch are with the engine at once."""
+
+    def __init__(self, records: Records, ledger: Ledger, engine: Engine, concurrency: int) -> None:
+        self._records, self._ledger, self._engine = records, ledger, engine
+        self._concurrency = concurrency
+
+    def run(self, ref: BatchRef) -> Outcome:
+        """Run a batch to its outcome; one that has an outcome or a sealed shard isn't run again.
+
+        Raises `EngineUnavailable`, `EngineTimeout` and `StoreError`s (nothing is decided: run it again), and
+        `JobCancelled`.
+        """
+        known = self._records.outcome(ref)
+        if known is not None:
+            return known
+        job = self._records.job(ref.job_id)
+        failures: dict[int, RowFailure] = {}
+        try:
+            facts = self._shard(job, ref, failures)
+        except EngineChanged as error:
+            return self.fail(job, ref, str(error), fatal=True)
+        if facts is not None:
+            self._ledger.append(facts)
+        return self._record(job, ref, facts, failures)
+
+    def _shard(self, job: JobRecord, ref: BatchRef, failures: dict[int, RowFailure]) -> ShardFacts | None:
+        """Seal the batch's shard, or find it sealed; None when no row makes a sample."""
+        store, path = self._records.store, shard_path(shard_name(ref.job_id, ref.batch))
+        if store.exists(path):
+            return describe_shard(store.local_path(path), path=path)
+        samples = self._samples(job, ref, failures)
+        first = next(samples, None)
+        if first is None:
+            return None
+        meta, added = meta_of(first[1], ref), 0
+        with store.create(path) as staged, ShardWriter(staged, meta) as writer:
+            for row, _, sample in chain([first], samples):
+                try:
+                    writer.add(sample)
+                    added += 1
+                except InvalidSample as error:
+                    failures[row.row] = _failure(row, error.detail)
+            return writer.seal() if added else None
+
+    def _samples(
+        self, job: JobRecord, ref: BatchRef, failures: dict[int, RowFailure]
+    ) -> Iterator[tuple[Numbered, Capture, Sample]]:
+        """The batch's rows as samples, in order; rows that make none go to `failures`, by row number."""
+        run = partial(self._run_row, job.options)
+        for row, result in in_order(run, self._rows(job, ref), self._concurrency):
+            if self._records.cancelled(job.id):
+                raise JobCancelled(f"job {job.id} was cancelled")
+            if isinstance(result, RowFailure):
+                failures[row.row] = result
+                continue
+            capture, sample = result
+            here = pin_of(capture)
+            changed = self._records.pin(job.id, here).differs(here)
+            if changed:
+                raise EngineChanged(f"the engine changed during the job: {changed}. Start a new job for it")
+            yield row, capture, sample
+
+    def _run_row(
+        self, options: JobOptions, row: Numbered
+    ) -> tuple[Numbered, RowFailure | tuple[Capture, Sample]]:
+        """One row through the engine; what is the row's own fault becomes its `RowFailure`."""
+        try:
+            prompt = to_prompt(row, parse_row(row.line), options)
+            capture = self._engine.capture(prompt.body)
+            if options.max_length is not None and capture.prompt_len > options.max_length:
+                reason = f"{capture.prompt_len} tokens are more than max_length {options.max_length}"
+                return row, _failure(row, reason, skipped=True)
+            return row, (capture, to_sample(prompt, capture))
+        except (BadRow, RowRefused, CaptureFailed) as error:
+            return row, _failure(row, str(error))
+        except InvalidSample as error:
+            return row, _failure(row, error.detail)
+
+    def _record(
+        self, job: JobRecord, ref: BatchRef, facts: ShardFacts | None, failures: dict[int, RowFailure]
+    ) -> Outcome:
+        """Record the outcome: what the sealed shard really holds has succeeded, the rest has failed."""
+        rows = list(self._rows(job, ref))
+        sealed = set[str]()
+        if facts is not None:
+            with open_shard(self._records.store.local_path(facts.path)) as shard:
+                sealed = {sample.id for sample in shard.header.samples}
+        missing = [row for row in rows if row.id not in sealed]
+        return self._records.put_outcome(
+            Outcome(
+                job_id=ref.job_id,
+                batch=ref.batch,
+                rows=len(rows),
+                succeeded=len(rows) - len(missing),
+                failures=tuple(failures.get(row.row) or _failure(row, LOST) for row in missing),
+                shard=facts.shard if facts else None,
+                tokens=facts.tokens if facts else 0,
+                bytes=facts.bytes if facts else 0,
+                raw_bytes=facts.raw_bytes if facts else 0,
+                fingerprint_id=facts.fingerprint_id if facts else None,
+                finished_at=time.time(),
+            )
+        )
+
+    def fail(self, job: JobRecord, ref: BatchRef, reason: str, *, fatal: bool = False) -> Outcome:
+        """Record that no row of a batch made a sample, all for one reason; `fatal` fails the job too."""
+        failures = tuple(_failure(row, reason) for row in self._rows(job, ref))
+        return self._records.put_outcome(
+            Outcome(
+                job_id=job.id,
+                batch=ref.batch,
+                rows=len(failures),
+                succeeded=0,
+                failures=failures,
+                fatal=reason if fatal else None,
+                finished_at=time.time(),
+            )
+        )
+
+    def _rows(self, job: JobRecord, ref: BatchRef) -> Iterator[Numbered]:
+        first = job.rows_of(ref.batch).start
+        return number_rows(self._records.row_lines(ref), first_row=first, job_id=job.id)
+
+
+def _failure(row: Numbered, reason: str, *, skipped: bool = False) -> RowFailure:
+    return RowFailure(row=row.row, id=row.id, reason=reason, skipped=skipped)
+
+
+def pin_of(capture: Capture) -> Pin:
+    """What of an engine may not change during a job."""
+    return Pin(
+        fingerprint_id=capture.fingerprint_id,
+        layers=capture.layers,
+        num_layers=capture.num_layers,
+        dtype=capture.dtype,
+    )
+
+
+def meta_of(capture: Capture, ref: BatchRef | None = None) -> ShardMeta:
+    """What all samples of a shard share, from the first of them."""
+    return ShardMeta(
+        layers=capture.layers,
+        num_layers=capture.num_layers,
+        hidden_size=capture.hidden_size,
+        dtype=capture.dtype,
+        fingerprint=capture.fingerprint,
+        job_id=ref.job_id if ref else None,
+        batch=ref.batch if ref else None,
+    )
+
+
+def to_sample(prompt: Prompt, capture: Capture) -> Sample:
+    """Cut a capture to its T rows and mask it; raises `InvalidSample`, `CaptureFailed` without a due mask."""
+    rows, tokens = capture.rows, capture.token_ids
+    if prompt.mask is Mask.ASSISTANT:
+        if capture.loss_mask is None or len(capture.loss_mask) < rows:
+            raise CaptureFailed("the engine gave no loss mask for the conversation")
+        mask = capture.loss_mask[:rows].copy()
+    else:
+        mask = np.ones(rows, np.uint8)
+        if prompt.mask is Mask.GENERATED:
+            mask[: capture.prompt_len] = 0
+    return Sample(
+        id=prompt.id,
+        token_ids=tokens[:rows].copy(),
+        loss_mask=mask,
+        hidden_states=capture.states,
+        dtype=capture.dtype,
+        prompt_len=min(capture.prompt_len, rows),
+        next_token_id=int(tokens[rows]) if len(tokens) > rows else None,
+        finish_reason=capture.finish_reason,
+    )

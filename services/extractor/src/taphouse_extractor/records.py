@@ -1,0 +1,205 @@
+"""What the store holds of jobs. The store is the truth: Redis only says what is queued and running now.
+
+::
+
+    jobs/<job id>/job.json               definition; written first, and again with its row count once spooled
+    jobs/<job id>/rows/<batch>.jsonl     rows of one batch
+    jobs/<job id>/engine.json            fingerprint and layers that the job began with, first batch wins
+    jobs/<job id>/outcomes/<batch>.json  what became of a batch's rows, first outcome wins
+    jobs/<job id>/cancelled              marker
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from taphouse.errors import StoreError
+from taphouse.store import Store, put_json, put_json_new, read_json
+from taphouse.wire import JobOptions, RowFailure
+from taphouse_extractor.errors import NotFound
+
+__all__ = ["MAX_BATCHES", "BatchRef", "JobRecord", "Outcome", "Pin", "Records", "new_job_id"]
+
+MAX_BATCHES = 10**6
+JOB_ID = re.compile(r"j[0-9]{14}-[0-9a-f]{8}")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class BatchRef(_Record):
+    """One batch of one job."""
+
+    job_id: str
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.job_id}:{self.batch}"
+
+    @classmethod
+    def parse(cls, text: str) -> BatchRef:
+        """The reverse of `str`; raises ValueError."""
+        job_id, _, batch = text.partition(":")
+        if not JOB_ID.fullmatch(job_id) or not batch.isdigit():
+            raise ValueError(f"{text!r} names no batch")
+        return cls(job_id=job_id, batch=int(batch))
+
+
+class JobRecord(_Record):
+    """A job's definition. `rows` is 0 and `spooled` false until all of its rows are in the store."""
+
+    version: int = 1
+    id: str
+    name: str | None = None
+    options: JobOptions
+    rows: int = 0
+    spooled: bool = False
+    created_at: float
+
+    @property
+    def batches(self) -> int:
+        """Number of batches."""
+        return -(-self.rows // self.options.batch_size)
+
+    def rows_of(self, batch: int) -> range:
+        """Row numbers of a batch."""
+        size = self.options.batch_size
+        return range(batch * size, min((batch + 1) * size, self.rows))
+
+
+class Outcome(_Record):
+    """What became of one batch: `succeeded + len(failures) == rows`; skipped rows are among the failures.
+
+    `shard` is None when no row succeeded. `fatal` says why the whole batch, and so the job, failed.
+    """
+
+    version: int = 1
+    job_id: str
+    batch: int
+    rows: int
+    succeeded: int
+    failures: tuple[RowFailure, ...] = ()
+    shard: str | None = None
+    tokens: int = 0
+    bytes: int = 0
+    raw_bytes: int = 0
+    fingerprint_id: str | None = None
+    fatal: str | None = None
+    finished_at: float
+
+
+class Pin(_Record):
+    """The engine that a job began with."""
+
+    fingerprint_id: str
+    layers: tuple[int, ...]
+    num_layers: int
+    dtype: str
+
+    def differs(self, other: Pin) -> str | None:
+        """What differs, in words; None when nothing does."""
+        for name in ("fingerprint_id", "layers", "num_layers", "dtype"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                return f"{name} is {theirs}, the job began with {mine}"
+        return None
+
+
+def new_job_id(now: float) -> str:
+    """A job id that sorts by time."""
+    return f"j{time.strftime('%Y%m%d%H%M%S', time.gmtime(now))}-{secrets.token_hex(4)}"
+
+
+class Records:
+    """Reads and writes the records above. Raises `StoreError`s, `NotFound` for a job that isn't there."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def job_ids(self) -> list[str]:
+        """Ids of all jobs, oldest first."""
+        return [name for name in self.store.list("jobs") if JOB_ID.fullmatch(name)]
+
+    def job(self, job_id: str) -> JobRecord:
+        """A job's definition."""
+        path = f"jobs/{job_id}/job.json"
+        if not JOB_ID.fullmatch(job_id) or not self.store.exists(path):
+            raise NotFound(f"there is no job {job_id!r:.80}", param="job_id")
+        return _load(self.store, path, JobRecord)
+
+    def put_job(self, job: JobRecord) -> None:
+        """Write a job's definition, durably."""
+        put_json(self.store, f"jobs/{job.id}/job.json", job.model_dump(mode="json"))
+
+    def drop_unspooled(self, job_id: str) -> None:
+        """Remove what a spooling that never ended left behind."""
+        self.store.delete(f"jobs/{job_id}/job.json")
+        for name in self.store.list(f"jobs/{job_id}/rows"):
+            self.store.delete(f"jobs/{job_id}/rows/{name}")
+
+    def rows_path(self, ref: BatchRef) -> str:
+        """Where a batch's rows lie."""
+        return f"jobs/{ref.job_id}/rows/{ref.batch:06d}.jsonl"
+
+    def row_lines(self, ref: BatchRef) -> Iterator[bytes]:
+        """Rows of a batch, one JSON object each."""
+        with self.store.open(self.rows_path(ref)) as file:
+            for line in file:
+                yield line.rstrip(b"\n")
+
+    def cancel(self, job_id: str) -> None:
+        """Mark a job cancelled. Idempotent."""
+        self.store.put_new(f"jobs/{job_id}/cancelled", b"")
+
+    def cancelled(self, job_id: str) -> bool:
+        """Whether the job was cancelled."""
+        return self.store.exists(f"jobs/{job_id}/cancelled")
+
+    def cancelled_at(self, job_id: str) -> float | None:
+        """When the job was cancelled, in seconds since the epoch; None when it wasn't."""
+        path = f"jobs/{job_id}/cancelled"
+        return self.store.modified(path) if self.store.exists(path) else None
+
+    def pin(self, job_id: str, engine: Pin) -> Pin:
+        """Pin a job to its engine, and return the pin in force: the first batch's wins."""
+        path = f"jobs/{job_id}/engine.json"
+        if put_json_new(self.store, path, engine.model_dump(mode="json")):
+            return engine
+        return _load(self.store, path, Pin)
+
+    def finished(self, job_id: str) -> list[int]:
+        """Numbers of the batches that have an outcome."""
+        names = self.store.list(f"jobs/{job_id}/outcomes")
+        return [int(name[:6]) for name in names if re.fullmatch(r"[0-9]{6}\.json", name)]
+
+    def outcome(self, ref: BatchRef) -> Outcome | None:
+        """A batch's outcome, None while it has none."""
+        path = self._outcome_path(ref)
+        return _load(self.store, path, Outcome) if self.store.exists(path) else None
+
+    def put_outcome(self, outcome: Outcome) -> Outcome:
+        """Record a batch's outcome, durably, and return the one in force: the first wins."""
+        ref = BatchRef(job_id=outcome.job_id, batch=outcome.batch)
+        if put_json_new(self.store, self._outcome_path(ref), outcome.model_dump(mode="json")):
+            return outcome
+        return _load(self.store, self._outcome_path(ref), Outcome)
+
+    @staticmethod
+    def _outcome_path(ref: BatchRef) -> str:
+        return f"jobs/{ref.job_id}/outcomes/{ref.batch:06d}.json"
+
+
+def _load(store: Store, path: str, model: type[Any]) -> Any:
+    try:
+        return model.model_validate(read_json(store, path))
+    except ValidationError as error:
+        raise StoreError(
+            f"{path} is not a record of this version ({error.error_count()} problems)"
+        ) from error

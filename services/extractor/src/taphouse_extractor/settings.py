@@ -1,0 +1,110 @@
+"""Settings of the extractor: command line > environment (`TAPHOUSE_EXTRACTOR_*`) > env file > default."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+__all__ = ["Settings"]
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+class Settings(BaseSettings):
+    """One class for `api` and `worker`: both must agree on store, Redis, queue and engine."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TAPHOUSE_EXTRACTOR_",
+        frozen=True,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    store: Path = Field(description="Root directory of the store.")
+    redis_url: SecretStr = Field(
+        default=SecretStr("redis://127.0.0.1:6379/0"), description="May hold a password."
+    )
+    queue_name: str = Field(default="taphouse", pattern=r"^[a-z0-9_-]{1,64}$")
+
+    engine_url: str = Field(default="http://127.0.0.1:8000", description="The live vLLM server.")
+    engine_key: SecretStr | None = Field(default=None, description="Key of the tap's endpoint.")
+    engine_key_file: Path | None = Field(default=None, description="File that holds it.")
+    slice_dir: Path = Field(
+        default=Path("/dev/shm/taphouse"), description="The tap's slice directory, as this process sees it."
+    )
+    engine_concurrency: int = Field(default=8, ge=1, le=256, description="Rows of a batch in flight at once.")
+    engine_timeout_s: float = Field(default=600.0, gt=0, description="Longest wait for one row.")
+    engine_patience_s: float = Field(
+        default=60.0, ge=0, description="Longest wait of a row while it is full."
+    )
+    engine_poll_s: float = Field(default=3.0, gt=0, description="How often the API asks for its status.")
+
+    host: str = Field(default="127.0.0.1", description="Address the API listens on.")
+    port: int = Field(default=8900, ge=0, le=65535)
+    token: SecretStr | None = Field(default=None, description="Bearer token that opens the API.")
+    token_file: Path | None = Field(default=None, description="File that holds it.")
+    allow_anonymous: bool = Field(default=False, description="Serve other machines without a token.")
+    open_metrics: bool = Field(default=True, description="/metrics needs no token.")
+    dataset_roots: tuple[Path, ...] = Field(
+        default=(), description="Directories whose files a job may name by path."
+    )
+    max_upload_bytes: int = Field(default=16 * GIB, ge=1)
+    max_rows: int = Field(default=10_000_000, ge=1, description="Rows of one dataset.")
+    max_row_bytes: int = Field(default=4 * MIB, ge=2, description="Bytes of one row of a dataset.")
+    extract_max_rows: int = Field(default=16, ge=1, description="Rows of one direct extraction.")
+    extract_max_tokens: int = Field(default=2048, ge=1, description="max_tokens of a direct extraction.")
+    extract_max_bytes: int = Field(default=512 * MIB, ge=1, description="Raw bytes of one direct extraction.")
+    extract_concurrency: int = Field(default=4, ge=1, description="Direct extractions at once.")
+    max_request_bytes: int = Field(default=8 * MIB, ge=1, description="Body of a JSON request.")
+
+    max_queued: int = Field(default=64, ge=1, description="Batches queued in Redis at once, over all jobs.")
+    feeder_interval_s: float = Field(default=1.0, gt=0)
+    batch_timeout_s: int = Field(default=1800, ge=1, description="Longest run of one batch.")
+    lease_ttl_s: float = Field(
+        default=15.0, ge=1, description="A worker silent for so long has lost its batch."
+    )
+    start_grace_s: float = Field(
+        default=5.0, gt=0, description="From taking a batch to its first sign of life."
+    )
+    max_attempts: int = Field(
+        default=8, ge=1, description="Runs of a batch that end in a crash or time-out before its rows fail."
+    )
+    backoff_base_s: float = Field(default=1.0, gt=0)
+    backoff_cap_s: float = Field(default=15.0, gt=0)
+    min_free_bytes: int = Field(
+        default=GIB, ge=0, description="Extraction pauses when the store has less free."
+    )
+
+    @model_validator(mode="after")
+    def _no_open_door(self) -> Settings:
+        if self.bearer() is None and not self.allow_anonymous and not _is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host} is reachable from other machines: set a token, or allow_anonymous=true"
+            )
+        return self
+
+    def bearer(self) -> str | None:
+        """The API's token, None when it is open."""
+        return _secret(self.token, self.token_file)
+
+    def engine_bearer(self) -> str | None:
+        """The key of the tap's endpoint, None when it has none."""
+        return _secret(self.engine_key, self.engine_key_file)
+
+
+def _secret(value: SecretStr | None, file: Path | None) -> str | None:
+    text = value.get_secret_value() if value else file.read_text(encoding="utf-8").strip() if file else None
+    return text or None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

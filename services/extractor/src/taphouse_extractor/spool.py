@@ -1,0 +1,163 @@
+"""A dataset → files of rows, one a batch, as it streams in: never more than one row is held in memory.
+
+Lines that aren't JSON objects, or are over a limit, refuse the whole dataset, and the message names the line.
+A row that is an object but no usable prompt is taken: it becomes a failed row, so that one bad row costs one
+row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote, urlsplit
+
+from taphouse.store import StagedFile
+from taphouse.wire import JobOptions
+from taphouse_extractor.errors import InvalidRequest, TooLarge
+from taphouse_extractor.records import MAX_BATCHES, BatchRef, JobRecord, Records, new_job_id
+
+__all__ = ["Limits", "Spool", "open_dataset", "spool_file"]
+
+CHUNK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one dataset: bytes, rows, bytes of a row."""
+
+    max_bytes: int
+    max_rows: int
+    max_row_bytes: int
+
+
+class Spool:
+    """Takes a dataset in chunks: `feed`, then `finish` or `abort`. Raises `InvalidRequest`, `TooLarge`."""
+
+    def __init__(self, records: Records, limits: Limits, options: JobOptions, name: str | None) -> None:
+        self._records, self._limits = records, limits
+        now = time.time()
+        self.job = JobRecord(id=new_job_id(now), name=name, options=options, created_at=now)
+        self._max_rows = min(limits.max_rows, MAX_BATCHES * options.batch_size)
+        self._tail, self._received, self._line, self._rows = bytearray(), 0, 0, 0
+        self._file: StagedFile | None = None
+        self._buffer = bytearray()
+        records.put_job(self.job)
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the dataset."""
+        self._received += len(chunk)
+        if self._received > self._limits.max_bytes:
+            raise TooLarge(f"the dataset is over {self._limits.max_bytes} bytes: split it", param="body")
+        *lines, rest = chunk.split(b"\n")
+        for line in lines:
+            self._tail += line
+            self._take_line(bytes(self._tail))
+            self._tail.clear()
+        self._tail += rest
+        self._check_length(len(self._tail), self._line + 1)
+
+    def finish(self) -> JobRecord:
+        """The dataset is complete: make it a job. Durable when this returns."""
+        if self._tail:
+            self._take_line(bytes(self._tail))
+        self._seal_batch()
+        if not self._rows:
+            raise InvalidRequest("the dataset has no rows", param="body")
+        self.job = self.job.model_copy(update={"rows": self._rows, "spooled": True})
+        self._records.put_job(self.job)
+        return self.job
+
+    def abort(self) -> None:
+        """Drop all of it."""
+        if self._file is not None:
+            self._file.abort()
+        self._records.drop_unspooled(self.job.id)
+
+    def _take_line(self, line: bytes) -> None:
+        self._line += 1
+        self._check_length(len(line), self._line)
+        line = line.strip()
+        if not line:
+            return
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(
+                f"line {self._line} is not JSON: {_short(error)}", param=self._where()
+            ) from error
+        if not isinstance(value, dict):
+            raise InvalidRequest(f"line {self._line} is not a JSON object", param=self._where())
+        if self._rows == self._max_rows:
+            raise TooLarge(f"line {self._line}: over {self._max_rows} rows; split the dataset", param="body")
+        if self._rows % self.job.options.batch_size == 0:
+            self._seal_batch()
+            ref = BatchRef(job_id=self.job.id, batch=self._rows // self.job.options.batch_size)
+            self._file = self._records.store.create(self._records.rows_path(ref))
+        self._rows += 1
+        self._buffer += line + b"\n"
+        if len(self._buffer) >= CHUNK_BYTES:
+            self._flush()
+
+    def _check_length(self, length: int, line: int) -> None:
+        if length > self._limits.max_row_bytes + 1:  # one for a carriage return
+            raise TooLarge(f"line {line} is over {self._limits.max_row_bytes} bytes", param=f"line {line}")
+
+    def _where(self) -> str:
+        return f"line {self._line}"
+
+    def _flush(self) -> None:
+        if self._file is not None:
+            self._file.write(bytes(self._buffer))
+            self._buffer.clear()
+
+    def _seal_batch(self) -> None:
+        if self._file is not None:
+            self._flush()
+            self._file.seal()
+            self._file = None
+
+
+def spool_file(file: BinaryIO, spool: Spool) -> JobRecord:
+    """Spool an open file."""
+    while chunk := file.read(CHUNK_BYTES):
+        spool.feed(chunk)
+    return spool.finish()
+
+
+def open_dataset(path: str, roots: tuple[Path, ...]) -> BinaryIO:
+    """Open a dataset of this machine: a regular file below one of `roots`, once links are followed.
+
+    `path` is absolute, or a `file://` URI. Raises `InvalidRequest`, with one message for all that is outside.
+    """
+    if not roots:
+        raise InvalidRequest(
+            "this service reads no local datasets (dataset_roots is empty): upload it", param="path"
+        )
+    outside = InvalidRequest(
+        f"{path!r:.200} is no file below the service's dataset roots, or none it may read", param="path"
+    )
+    if path.startswith("file:"):
+        parts = urlsplit(path)
+        if parts.netloc not in ("", "localhost"):
+            raise outside
+        path = unquote(parts.path)
+    try:
+        real = Path(path).resolve(strict=True)
+        if not Path(path).is_absolute() or not any(real.is_relative_to(root.resolve()) for root in roots):
+            raise outside
+        descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise outside from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise outside
+    return os.fdopen(descriptor, "rb")
+
+
+def _short(error: Exception) -> str:
+    return str(error)[:120] if isinstance(error, ValueError) else "nested too deeply"

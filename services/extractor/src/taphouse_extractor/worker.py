@@ -1,0 +1,96 @@
+"""What a worker does with one batch: hold its lease, run the pipeline, say when a failed run is repeated."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import redis
+
+from taphouse.errors import StoreDenied, StoreFull
+from taphouse_extractor.errors import BatchBusy, EngineUnavailable, JobCancelled
+from taphouse_extractor.leases import Leases, Tries
+from taphouse_extractor.pipeline import Pipeline
+from taphouse_extractor.records import BatchRef
+
+__all__ = ["Backoff", "BatchRunner", "Links"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Links:
+    """What a work-horse needs, opened after the fork."""
+
+    leases: Leases
+    pipeline: Pipeline
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Seconds before the next run: `base_s` doubled for each before it, up to `cap_s`, less some chance."""
+
+    base_s: float
+    cap_s: float
+
+    def after(self, runs: int) -> float:
+        """The wait after `runs` runs before this one."""
+        return min(self.cap_s, self.base_s * 2.0 ** min(runs, 30)) * random.uniform(0.75, 1.0)
+
+
+class BatchRunner:
+    """Runs in a work-horse. `open_links` connects; after `deadline_s` the lease isn't renewed any more."""
+
+    def __init__(
+        self,
+        name: str,
+        open_links: Callable[[], AbstractContextManager[Links]],
+        backoff: Backoff,
+        deadline_s: float,
+    ) -> None:
+        self._name, self._open_links = name, open_links
+        self._backoff, self._deadline_s = backoff, deadline_s
+
+    def __call__(self, ref: BatchRef) -> None:
+        """Run a batch; when it didn't end in an outcome, Redis says when it may run again.
+
+        A time-out of the queue is an `Exception` like any other, so nothing here catches without raising on,
+        but for what is named.
+        """
+        with self._open_links() as links:
+            try:
+                with links.leases.hold(ref, self._name, deadline_s=self._deadline_s):
+                    self._run(ref, links)
+            except BatchBusy as error:
+                log.info("%s", error)
+
+    def _run(self, ref: BatchRef, links: Links) -> None:
+        try:
+            outcome = links.pipeline.run(ref)
+        except JobCancelled as error:
+            log.info("%s", error)
+        except (EngineUnavailable, StoreFull, StoreDenied) as error:
+            waits = links.leases.tries_of(ref).waits
+            delay = max(getattr(error, "retry_after", None) or 0.0, self._backoff.after(waits))
+            links.leases.count_wait(ref, str(error), delay_s=delay)
+            log.warning("batch %s waits %.1f s: %s", ref, delay, error)
+        except BaseException as error:
+            self._count_bad(ref, links.leases.tries_of(ref), links.leases, f"{type(error).__name__}: {error}")
+            raise
+        else:
+            links.leases.forget(ref)
+            log.info("batch %s: %d of %d rows sealed", ref, outcome.succeeded, outcome.rows)
+
+    def _count_bad(self, ref: BatchRef, tries: Tries, leases: Leases, reason: str) -> None:
+        leases.count_bad(ref, reason, delay_s=self._backoff.after(tries.bad))
+
+    def died(self, ref: BatchRef, reason: str, leases: Leases) -> None:
+        """In the parent: the work-horse was killed. Let go of its lease and count the run."""
+        try:
+            leases.drop(ref, self._name)
+            self._count_bad(ref, leases.tries_of(ref), leases, reason)
+        except redis.RedisError as error:
+            log.warning("batch %s: %s, and Redis can't be told: %s", ref, reason, error)

@@ -1,0 +1,184 @@
+"""A tap without an engine: speaks the endpoint's contract and seals real slices through `taphouse.slices`.
+
+Tokens are bytes. The state of a token depends on its id, position, layer and column only, so a test can tell what
+it must get (`states_of`). Words in a prompt ask for trouble: REFUSE (422), BROKEN (500, always), NAN, ABORT.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taphouse.slices import Claim, SliceWriter, Trailer, fingerprint_id, new_tag, open_start
+
+Answer = tuple[int, dict[str, str], dict[str, Any]]
+
+
+def states_of(token_ids: list[int], layers: tuple[int, ...], hidden: int) -> NDArray[np.float32]:
+    """[T, L, H] float32, never zero."""
+    tokens = np.asarray(token_ids, np.float32)[:, None, None]
+    places = np.arange(len(token_ids), dtype=np.float32)[:, None, None]
+    ids = np.asarray(layers, np.float32)[None, :, None]
+    columns = np.arange(hidden, dtype=np.float32)[None, None, :]
+    return tokens + places / 16 + ids * 3 + columns / 64 + 0.5
+
+
+@dataclass
+class FakeTap:
+    """One engine start. `off` is why capture is off (503), `full` answers 429 that many times."""
+
+    slice_dir: Path
+    weights: str = "first"
+    layers: tuple[int, ...] = (1, 2, 4)
+    num_layers: int = 4
+    hidden: int = 8
+    tp_size: int = 2
+    key: str | None = None
+    delay_s: float = 0.0
+    off: str | None = None
+    full: int = 0
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.start = open_start(self.slice_dir, f"fake-{secrets.token_hex(4)}")
+        self._lock = threading.Lock()
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return {"weights": self.weights, "config": "tiny", "tokenizer": "bytes"}
+
+    def handle(self, method: str, path: str, authorization: str | None, body: dict[str, Any]) -> Answer:
+        if self.key is not None and authorization != f"Bearer {self.key}":
+            return refuse(401, "wrong key")
+        if (method, path) == ("GET", "/v1/hidden_states/status"):
+            return 200, {}, self.status()
+        if (method, path) == ("POST", "/v1/hidden_states"):
+            return self.capture(body)
+        return refuse(404, "no such route")
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "capture": "off" if self.off else "on",
+            "reason": self.off,
+            "layers": list(self.layers),
+            "num_layers": self.num_layers,
+            "start_id": self.start.start_id,
+            "fingerprint_id": fingerprint_id(self.fingerprint),
+            "versions": {"vllm": "fake", "tap": "fake"},
+            "canary": {"state": "passed"},
+            "in_flight": {"here": 0, "claims": len(self.start.claims())},
+        }
+
+    def capture(self, body: dict[str, Any]) -> Answer:
+        with self._lock:
+            self.requests.append(body)
+            if self.full > 0:
+                self.full -= 1
+                return 429, {"Retry-After": "1"}, error_body("slice directory full")
+        if self.off:
+            return refuse(503, f"capture is off: {self.off}")
+        text, mask = _render(body)
+        if "REFUSE" in text:
+            return refuse(422, "prompt: too long, at most 7 tokens")
+        if "BROKEN" in text:
+            return refuse(500, "the capture failed: row 3 is missing")
+        layers = tuple(body.get("layers") or self.layers)
+        if not set(layers) <= set(self.layers):
+            return refuse(422, f"layers: {layers} are not all tapped")
+        time.sleep(self.delay_s)
+        prompt = list(text.encode())
+        generated = [97 + i % 26 for i in range(body["max_tokens"])]
+        token_ids = prompt + generated
+        item: dict[str, Any] = {
+            "index": 0,
+            "token_ids": token_ids,
+            "prompt_len": len(prompt),
+            "rows": len(token_ids) - 1,
+            "shape": [len(token_ids) - 1, len(layers), self.hidden],
+            "finish_reason": "abort" if "ABORT" in text else "length",
+            "error": None,
+            **self._seal(token_ids, len(prompt), broken="NAN" in text),
+        }
+        if body.get("return_loss_mask"):
+            item["loss_mask"] = mask + [0] * len(generated)
+        return (
+            200,
+            {},
+            {
+                "start_id": self.start.start_id,
+                "fingerprint": self.fingerprint,
+                "fingerprint_id": fingerprint_id(self.fingerprint),
+                "layers": list(layers),
+                "num_layers": self.num_layers,
+                "dtype": "float32",
+                "data": [item],
+            },
+        )
+
+    def _seal(self, token_ids: list[int], prompt_len: int, *, broken: bool) -> dict[str, Any]:
+        tag, rows = new_tag(), len(token_ids) - 1
+        states = states_of(token_ids, self.layers, self.hidden)
+        if broken:
+            states[1, 0, 0] = np.nan
+        claim = Claim(
+            tag=tag, nbytes=states.nbytes, created_at=time.time(), prompt_len=prompt_len, max_rows=rows
+        )
+        self.start.reserve(claim, 1 << 30)
+        width, parts = self.hidden // self.tp_size, []
+        for rank in range(self.tp_size):
+            trailer = Trailer(
+                tag=tag,
+                start_id=self.start.start_id,
+                tap_version="fake",
+                tp_rank=rank,
+                tp_size=self.tp_size,
+                dp_rank=0,
+                layers=self.layers,
+                dtype="float32",
+                hidden_size=self.hidden,
+                column_offset=rank * width,
+                width=width,
+                rows=0,
+                prompt_len=prompt_len,
+                crc32=0,
+            )
+            writer = SliceWriter(self.start.directory, trailer, len(token_ids))
+            columns = np.ascontiguousarray(states[:, :, rank * width : (rank + 1) * width])
+            writer.write(0, columns)  # one row more than the client gets: surplus is cut by the reader
+            sealed = writer.seal(len(token_ids))
+            assert sealed is not None
+            parts.append({"path": f"/elsewhere/{tag}.t{rank}.slice", "tp_rank": rank, "crc32": sealed.crc32})
+        return {"tag": tag, "slices": parts}
+
+    def slices_left(self) -> list[str]:
+        """Names of slice files that nobody released."""
+        return [path.name for path in self.start.directory.iterdir() if path.suffix in (".slice", ".claim")]
+
+
+def _render(body: dict[str, Any]) -> tuple[str, list[int]]:
+    if "prompt" in body:
+        prompt = body["prompt"]
+        text = prompt if isinstance(prompt, str) else bytes(prompt).decode()
+        return text, [1] * len(text.encode())
+    text, mask = "", list[int]()
+    for message in body["messages"]:
+        head, turn = f"<{message['role']}>", f"{message['content']}\n"
+        trained = message["role"] == "assistant"
+        mask += [0] * len(head.encode()) + [int(trained)] * len(turn.encode())
+        text += head + turn
+    return text, mask
+
+
+def error_body(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "fake", "param": None, "code": None}}
+
+
+def refuse(status: int, message: str) -> Answer:
+    return status, {}, error_body(message)

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+import uvicorn
+
+from taphouse.client import Taphouse
+from taphouse.ledger import Ledger
+from taphouse.store import LocalStore
+from taphouse.wire import JobOptions
+from taphouse_extractor.api import Context, create_app
+from taphouse_extractor.direct import DirectExtraction, DirectLimits
+from taphouse_extractor.doctor import Doctor
+from taphouse_extractor.engine import Engine
+from taphouse_extractor.gate import Gate
+from taphouse_extractor.jobs import QueueView
+from taphouse_extractor.leases import Tries
+from taphouse_extractor.monitor import EngineMonitor
+from taphouse_extractor.overview import Overview
+from taphouse_extractor.pipeline import Pipeline
+from taphouse_extractor.progress import Progress
+from taphouse_extractor.records import BatchRef, JobRecord, Records
+from taphouse_extractor.spool import Limits, Spool
+from tests.queue.fake_tap import FakeTap
+
+TOKEN = "a-token"
+
+
+def engine_of(tap: FakeTap, key: str | None = None) -> Engine:
+    """An engine client whose network is the tap itself."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content) if request.content else {}
+        status, headers, out = tap.handle(
+            request.method, request.url.path, request.headers.get("Authorization"), body
+        )
+        return httpx.Response(status, headers=headers, json=out)
+
+    return Engine(
+        "http://engine",
+        slice_dir=tap.slice_dir,
+        key=key,
+        patience_s=5.0,
+        transport=httpx.MockTransport(answer),
+        sleep=lambda _: None,
+    )
+
+
+@dataclass
+class FakeQueue:
+    """The queue's face, in memory. `broken` makes every call fail as a Redis that is away does."""
+
+    queued: dict[str, BatchRef] = field(default_factory=dict)
+    taken: dict[str, BatchRef] = field(default_factory=dict)
+    broken: bool = False
+    count: int = 0
+
+    def enqueue(self, ref: BatchRef) -> str:
+        self.count += 1
+        self.queued[f"rq{self.count}"] = ref
+        return f"rq{self.count}"
+
+    def view(self) -> QueueView:
+        if self.broken:
+            raise redis.ConnectionError("away")
+        return QueueView(dict(self.queued), dict(self.taken))
+
+    def discard(self, rq_id: str) -> None:
+        self.queued.pop(rq_id, None)
+        self.taken.pop(rq_id, None)
+
+    def take(self) -> BatchRef:
+        """What a worker does first."""
+        rq_id = next(iter(self.queued))
+        self.taken[rq_id] = self.queued.pop(rq_id)
+        return self.taken[rq_id]
+
+
+@dataclass
+class FakeLeases:
+    """The leases' face, in memory."""
+
+    held: dict[BatchRef, str] = field(default_factory=dict)
+    counted: dict[BatchRef, Tries] = field(default_factory=dict)
+    alive: dict[str, dict[str, Any]] = field(default_factory=dict)
+    leader: str | None = None
+    wiped: bool = False
+    broken: bool = False
+    renew_every_s: float = 0.0
+
+    def running(self) -> dict[BatchRef, str]:
+        return dict(self.held)
+
+    def tries(self) -> dict[BatchRef, Tries]:
+        return dict(self.counted)
+
+    def count_bad(self, ref: BatchRef, reason: str, *, delay_s: float = 0.0) -> None:
+        tries = self.counted.get(ref, Tries())
+        self.counted[ref] = tries.again(reason, delay_s, bad=tries.bad + 1)
+
+    def forget(self, ref: BatchRef) -> None:
+        self.counted.pop(ref, None)
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        return self.alive
+
+    def lead(self, name: str) -> bool:
+        self.leader = self.leader or name
+        return self.leader == name
+
+    def stop_leading(self, name: str) -> None:
+        self.leader = None
+
+    def was_wiped(self) -> bool:
+        wiped, self.wiped = self.wiped, False
+        return wiped
+
+    def ping(self) -> None:
+        if self.broken:
+            raise redis.ConnectionError("away")
+
+
+@dataclass
+class Bench:
+    """A service without processes: batches are run by `run_all`."""
+
+    tap: FakeTap
+    engine: Engine
+    store: LocalStore
+    records: Records
+    ledger: Ledger
+    pipeline: Pipeline
+    progress: Progress
+    queue: FakeQueue
+    leases: FakeLeases
+    monitor: EngineMonitor
+    overview: Overview
+
+    def job(self, rows: list[Any], **options: Any) -> JobRecord:
+        """Spool rows (dicts, or lines as they are) into a job."""
+        spool = Spool(self.records, Limits(1 << 20, 1000, 10_000), JobOptions(**options), "a job")
+        for row in rows:
+            spool.feed((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n")
+        return spool.finish()
+
+    def run_all(self, job: JobRecord) -> None:
+        """Every batch, in order, in this process."""
+        for batch in range(job.batches):
+            self.pipeline.run(BatchRef(job_id=job.id, batch=batch))
+
+
+@pytest.fixture
+def tap(tmp_path: Path) -> FakeTap:
+    return FakeTap(tmp_path / "slices")
+
+
+@pytest.fixture
+def bench(tmp_path: Path, tap: FakeTap) -> Bench:
+    store = LocalStore(tmp_path / "store")
+    records, ledger, engine = Records(store), Ledger(store), engine_of(tap)
+    progress, queue, leases, monitor = Progress(records), FakeQueue(), FakeLeases(), EngineMonitor(engine)
+    overview = Overview(
+        progress=progress,
+        store=store,
+        ledger=ledger,
+        queue=queue,  # type: ignore[arg-type]
+        leases=leases,  # type: ignore[arg-type]
+        monitor=monitor,
+    )
+    pipeline = Pipeline(records, ledger, engine, 3)
+    return Bench(tap, engine, store, records, ledger, pipeline, progress, queue, leases, monitor, overview)
+
+
+@dataclass
+class Service:
+    """The API over HTTP, and its client."""
+
+    url: str
+    client: Taphouse
+    bench: Bench
+    datasets: Path
+
+
+@pytest.fixture
+def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    """Serve the bench on a free port; `min_free_bytes` is the disk floor."""
+    stops: list[Callable[[], None]] = []
+
+    def start(*, min_free_bytes: int = 0, max_rows: int = 50, token: str | None = TOKEN) -> Service:
+        gate = Gate(bench.store, bench.monitor, min_free_bytes)
+        datasets = tmp_path / "datasets"
+        datasets.mkdir(exist_ok=True)
+        context = Context(
+            store=bench.store,
+            records=bench.records,
+            ledger=bench.ledger,
+            overview=bench.overview,
+            gate=gate,
+            direct=DirectExtraction(bench.engine, DirectLimits(4, 32, 20_000, 2), 2),
+            doctor=Doctor(
+                engine=bench.engine,
+                slice_dir=bench.tap.slice_dir,
+                store=bench.store,
+                leases=bench.leases,  # type: ignore[arg-type]
+                gate=gate,
+                workers=lambda: bench.overview.live().workers,
+                ledger_head=bench.ledger.head,
+            ),
+            limits=Limits(100_000, max_rows, 5_000),
+            dataset_roots=(datasets,),
+        )
+        app = create_app(context, token=token, open_metrics=True, max_request_bytes=20_000)
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        client = Taphouse(url, token=token)
+
+        def stop() -> None:
+            client.close()
+            server.should_exit = True
+            thread.join()
+            listener.close()
+
+        stops.append(stop)
+        return Service(url, client, bench, datasets)
+
+    yield start
+    for stop in stops:
+        stop()
