@@ -8,7 +8,7 @@ from typing import Any
 from taphouse_tap.auth import KeyRing
 from taphouse_tap.endpoint import Endpoint
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.taphouse")
 
 
 def assemble(endpoint: Endpoint, state: Any) -> None:
@@ -29,5 +29,5 @@ def assemble(endpoint: Endpoint, state: Any) -> None:
         endpoint.service = Service(settings, compat_server.VllmServer(state), Metrics())
         endpoint.service.begin()
     except Exception as error:
-        logger.exception("taphouse: the tap's endpoint did not start; the server goes on without it")
+        logger.exception("Taphouse's endpoint did not start; the server goes on without it")
         endpoint.problem = f"the endpoint did not start: {type(error).__name__}: {error}"

@@ -97,12 +97,14 @@ class VllmEngine:
         dp_rank: int | None = None,
     ) -> Generated:
         """Run one prompt to its end; a cancelled caller aborts it in the engine."""
+        from vllm.inputs import tokens_input
+
         where = {} if dp_rank is None else {"data_parallel_rank": dp_rank}
         last = None
         try:
             params = _sampling_params(request, opt_in)
             outputs = self._client.generate(
-                {"prompt_token_ids": token_ids}, params, request_id, priority=request.priority, **where
+                tokens_input(token_ids), params, request_id, priority=request.priority, **where
             )
             async for output in outputs:
                 last = output

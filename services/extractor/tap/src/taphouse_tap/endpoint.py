@@ -29,7 +29,7 @@ from taphouse_tap.requests import CaptureRequest, parse_request
 from taphouse_tap.service import Service, Tap
 from taphouse_tap.status import status
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.taphouse")
 
 PREFIXES = ("/v1/hidden_states", "/hidden_states")
 T = TypeVar("T")
@@ -48,11 +48,6 @@ class Endpoint:
             self._routes["GET", f"{prefix}/status"] = self._status
             self._routes["POST", f"{prefix}/canary"] = self._canary
 
-    @property
-    def paths(self) -> list[tuple[str, str]]:
-        """Every (method, path) that is answered here."""
-        return list(self._routes)
-
     def takes(self, method: str, path: str) -> bool:
         """Whether a request is for the tap."""
         return (method, path) in self._routes
@@ -67,7 +62,7 @@ class Endpoint:
         except Refusal as refusal:
             response = JSONResponse(refusal.body(), refusal.status, refusal.headers())
         except Exception:
-            logger.exception("taphouse: a request failed")
+            logger.exception("Taphouse: a request failed")
             response = JSONResponse(
                 Refusal("internal error of the tap; the server's log says more").body(), 500
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.taphouse")
 
 _HELP = {
     "requests": "Requests for hidden states",
@@ -34,7 +34,7 @@ class Metrics:
             try:
                 self._published = _register(registry)
             except Exception as error:
-                logger.warning("taphouse: no counters on /metrics: %s", error)
+                logger.warning("Taphouse: no counters on /metrics: %s", error)
 
     def add(self, name: str, amount: int = 1) -> None:
         """Count."""

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from taphouse_tap.assemble import assemble
 from taphouse_tap.endpoint import Endpoint, route_path
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.taphouse")
 
 
 class HiddenStatesMiddleware:
@@ -45,4 +45,4 @@ class HiddenStatesMiddleware:
                 try:
                     await self.endpoint.service.close()
                 except Exception:
-                    logger.exception("taphouse: stopping the tap failed")
+                    logger.exception("Taphouse: stopping the tap failed")

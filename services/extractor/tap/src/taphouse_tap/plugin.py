@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.taphouse")
 
 
 class HiddenStatesPlugin:
@@ -18,34 +18,35 @@ class HiddenStatesPlugin:
     required_tasks = ("generate",)
 
     def __init__(self) -> None:
-        self._app: Any = None
         self._endpoint: Any = None
 
     def attach_router(self, app: Any) -> None:
-        """Put the tap's paths on the server's FastAPI ``app``."""
-        try:
-            from starlette.routing import Route
+        """Put the tap's front door around the server's FastAPI ``app``.
 
+        The stack of middlewares is wrapped when it is built, and not added to: vLLM adds its check of keys
+        after this call, and builds the stack before `init_state`.
+        """
+        try:
             from taphouse_tap.endpoint import Endpoint
-
-            self._app, self._endpoint = app, Endpoint()
-            for method, path in self._endpoint.paths:
-                app.router.routes.append(Route(path, self._endpoint, methods=[method]))
-        except Exception:
-            logger.exception("taphouse: no routes for hidden states; the server goes on without them")
-
-    async def init_state(self, engine_client: Any, state: Any, _args: Any) -> None:
-        """Start the tap around the engine, and let its own key past the server's key check."""
-        try:
-            from taphouse_tap.assemble import assemble
             from taphouse_tap.middleware import HiddenStatesMiddleware
 
-            if self._endpoint is None:
-                return
-            if engine_client is None:
-                self._endpoint.problem = "this server has no engine"
-                return
-            assemble(self._endpoint, state)
-            self._app.add_middleware(HiddenStatesMiddleware, endpoint=self._endpoint)
+            build, endpoint = app.build_middleware_stack, Endpoint()
+            app.build_middleware_stack = lambda: HiddenStatesMiddleware(build(), endpoint)
+            self._endpoint = endpoint
         except Exception:
-            logger.exception("taphouse: the tap's endpoint did not start; the server goes on without it")
+            logger.exception("Taphouse adds no routes for hidden states; the server goes on without them")
+
+    async def init_state(self, engine_client: Any, state: Any, _args: Any) -> None:
+        """Start the tap around the engine."""
+        if self._endpoint is None:
+            return
+        if engine_client is None:
+            self._endpoint.problem = "this server has no engine"
+            return
+        try:
+            from taphouse_tap.assemble import assemble
+
+            assemble(self._endpoint, state)
+        except Exception as error:
+            logger.exception("Taphouse's endpoint did not start; the server goes on without it")
+            self._endpoint.problem = f"the endpoint did not start: {type(error).__name__}: {error}"

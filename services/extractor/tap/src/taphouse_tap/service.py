@@ -24,7 +24,7 @@ from taphouse_tap.rendering import Tokenizer
 from taphouse_tap.requests import ModelFacts
 from taphouse_tap.settings import TapSettings
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.taphouse")
 
 STALE_S = 15.0
 """Ranks publish at least every 2 s; an older record means that a rank no longer looks after captures."""
@@ -106,9 +106,9 @@ class Service:
         try:
             tap = await self.connect()
             result = await tap.canary.run(retries=RETRIES)
-            logger.info("taphouse: canary %s %s", result.state, result.reason or "")
+            logger.info("Taphouse: canary %s %s", result.state, result.reason or "")
         except Exception as error:
-            logger.warning("taphouse: capture is off: %s", error)
+            logger.warning("Taphouse: capture is off: %s", error)
         while True:
             await asyncio.sleep(TIDY_S)
             await self._tidy()
@@ -120,7 +120,7 @@ class Service:
             expired = await asyncio.to_thread(self.tap.collector.tidy, self.settings.slice_ttl_s)
             self.metrics.add("expired", len(expired))
         except Exception:
-            logger.exception("taphouse: tidying the slice directory failed")
+            logger.exception("Taphouse: tidying the slice directory failed")
 
     async def connect(self) -> Tap:
         """Find the ranks' start directory and build the `Tap`; a later call returns it.
