@@ -131,7 +131,7 @@ class LocalStore:
 
     def put(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """See `Store.put`."""
-        target = self.local_path(path)
+        target = self._writable(path)
         with os_errors(path), _temporary(target, data, durable=durable) as temporary:
             temporary.rename(target)
             if durable:
@@ -139,17 +139,17 @@ class LocalStore:
 
     def put_new(self, path: str, data: bytes) -> bool:
         """See `Store.put_new`."""
-        target = self.local_path(path)
+        target = self._writable(path)
         with os_errors(path), _temporary(target, data) as temporary:
             return _link(temporary, target)
 
     def create(self, path: str) -> LocalStagedFile:
         """See `Store.create`."""
-        return LocalStagedFile(self.local_path(path), path)
+        return LocalStagedFile(self._writable(path), path)
 
     def link(self, source: str, target: str) -> bool:
         """See `Store.link`."""
-        old, new = self.local_path(source), self.local_path(target)
+        old, new = self.local_path(source), self._writable(target)
         with os_errors(target):
             _make_directory(new.parent)
             return _link(old, new)
@@ -194,7 +194,7 @@ class LocalStore:
     @contextlib.contextmanager
     def lock(self, path: str) -> Iterator[None]:
         """See `Store.lock`. Threads of one process exclude each other too."""
-        target = self.local_path(path)
+        target = self._writable(path)
         with os_errors(path):
             _make_directory(target.parent)
             descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -213,6 +213,17 @@ class LocalStore:
         """See `Store.free_bytes`."""
         with os_errors(str(self.root)):
             return shutil.disk_usage(self.root).free
+
+    def _writable(self, path: str) -> Path:
+        """The file of an object about to be written: a root that went away is not made again."""
+        target = self.local_path(path)
+        if not self.root.is_dir():
+            raise NotInStore(
+                f"the store's directory {self.root} is gone",
+                path=path,
+                advice="Was it removed or unmounted? Bring it back and run it again",
+            )
+        return target
 
     def sweep_temporaries(self, older_than_s: float = 3600.0) -> int:
         """Remove temporary files of killed writers, untouched for `older_than_s`. Returns how many."""

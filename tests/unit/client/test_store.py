@@ -17,11 +17,11 @@ from typing import NoReturn
 import pytest
 from tests.unit.client.making import make_meta, make_sample
 
-REPOSITORY = Path(__file__).parents[3]
-
 from taphouse.errors import NotInStore, StoreDenied, StoreError, StoreFull, UnsafePath
 from taphouse.shards import ShardWriter
 from taphouse.store import LocalStore, put_json, put_json_new, read_json
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 def everything(root: Path) -> list[str]:
@@ -58,6 +58,21 @@ def test_what_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
         store.link("jobs/x", "jobs/y")
     with pytest.raises(NotInStore, match="no store at"):
         LocalStore(tmp_path / "none", create=False)
+
+
+def test_a_store_that_was_removed_or_unmounted_is_not_made_anew(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.root.rmdir()
+    for use in (
+        lambda: store.put("a/b", b""),
+        lambda: store.put_new("a/b", b""),
+        lambda: store.create("a/b"),
+        lambda: store.link("a/b", "a/c"),
+        lambda: store.lock("lock").__enter__(),
+    ):
+        with pytest.raises(NotInStore, match=r"is gone\. Was it removed or unmounted"):
+            use()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
