@@ -7,7 +7,6 @@ Takes about half a minute once; afterwards the directory is there and nothing is
 
 import argparse
 import importlib.util
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -49,7 +48,7 @@ def make(out: Path) -> bool:
     try:
         convert(gguf, temp)
         temp.chmod(0o755)
-        os.rename(temp, out)
+        temp.rename(out)
     finally:
         shutil.rmtree(temp, ignore_errors=True)
     return True

@@ -16,9 +16,10 @@ import httpx
 
 _TOPICS = (
     "how a bicycle stays upright", "why bread rises", "the water cycle", "binary search", "photosynthesis",
-    "how vaccines work", "what a compiler does", "why the sky is blue", "supply and demand", "plate tectonics",
-    "how sails work", "what entropy is", "the French Revolution", "how radar works", "why leaves change colour",
-    "linked lists", "how bees find flowers", "what inflation is", "how glass is made", "the moon's phases",
+    "how vaccines work", "what a compiler does", "why the sky is blue", "supply and demand",
+    "plate tectonics", "how sails work", "what entropy is", "the French Revolution", "how radar works",
+    "why leaves change colour", "linked lists", "how bees find flowers", "what inflation is",
+    "how glass is made", "the moon's phases",
 )  # fmt: skip
 _ASKS = (
     "Explain {} to a child.",
