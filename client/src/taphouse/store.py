@@ -31,6 +31,7 @@ from taphouse.errors import NotInStore, StoreDenied, StoreError, StoreFull, Unsa
 TEMPORARY_PREFIX = ".tmp-"
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -140,8 +141,12 @@ class LocalStore:
     def put_new(self, path: str, data: bytes) -> bool:
         """See `Store.put_new`."""
         target = self._writable(path)
-        with os_errors(path), _temporary(target, data) as temporary:
-            return _link(temporary, target)
+        with os_errors(path):
+            if target.exists():
+                _sync_directory(target.parent)
+                return False
+            with _temporary(target, data) as temporary:
+                return _link(temporary, target)
 
     def create(self, path: str) -> LocalStagedFile:
         """See `Store.create`."""
@@ -374,6 +379,14 @@ def _link(source: Path, target: Path) -> bool:
         linked = True
     except FileExistsError:
         linked = False
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            raise StoreError(
+                f"{target} can't be made: its file system has no hard links ({error.strerror})",
+                path=str(target),
+                advice="Put the store on a file system that has them, such as ext4, xfs, tmpfs or NFS",
+            ) from error
+        raise
     _sync_directory(target.parent)
     return linked
 

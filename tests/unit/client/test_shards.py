@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +125,31 @@ def test_bfloat16_that_was_widened_to_float32_stays_small() -> None:
     narrow = encode_shard([make_sample(0, 400, hidden_states=half)], make_meta())
     widened = encode_shard([make_sample(0, 400, hidden_states=wide, dtype="float32")], make_meta("float32"))
     assert len(widened) < 1.02 * len(narrow)
+
+
+def test_writing_and_reading_hold_one_sample_in_memory(tmp_path: Path) -> None:
+    tokens, count = 16_384, 24
+    size = make_sample(0, tokens).raw_bytes
+    store = LocalStore(tmp_path)
+    tracemalloc.start()
+    try:
+        samples = (make_sample(number, tokens) for number in range(count))
+        made = _peak_of(lambda: make_sample(0, tokens))
+        wrote = _peak_of(lambda: write_shard(store, "a.safetensors", samples, make_meta()))
+        with open_shard(store.local_path("shards/a.safetensors")) as shard:
+            read = _peak_of(lambda: sum(sample.tokens for sample in shard))
+    finally:
+        tracemalloc.stop()
+    assert wrote < made + 8 * size  # and not 24 samples
+    assert read < 6 * size
+
+
+def _peak_of(work: Callable[[], object]) -> int:
+    """Most bytes that were allocated at once while `work` ran."""
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    work()
+    return tracemalloc.get_traced_memory()[1] - before
 
 
 def test_reading_costs_one_sample_at_a_time_and_any_order() -> None:

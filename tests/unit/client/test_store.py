@@ -378,6 +378,20 @@ def test_a_directory_that_may_not_be_written_is_a_clear_error(write: str, public
     assert everything(store.root) == ["old"]
 
 
+def test_a_file_system_without_hard_links_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path)
+
+    def no_links(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(StoreError, match=r"no hard links .*Put the store on a file system that has them"):
+        store.put_new("a", b"x")
+    assert everything(tmp_path) == []
+
+
 def test_a_read_only_file_system_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStore(tmp_path)
 

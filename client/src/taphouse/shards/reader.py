@@ -16,7 +16,7 @@ from taphouse.store import os_errors
 
 #: Decoded bytes of one sample that a reader accepts when it isn't told otherwise.
 MAX_SAMPLE_BYTES = 16 << 30
-_HASH_BYTES = 8 << 20
+_HASH_BYTES = 1 << 20
 
 ShardSource = str | os.PathLike[str] | bytes | bytearray | memoryview
 

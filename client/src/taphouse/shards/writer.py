@@ -31,7 +31,7 @@ from taphouse.store import LocalStagedFile, StagedFile, Store, os_errors
 
 SHARD_DIRECTORY = "shards"
 SUFFIX = ".safetensors"
-_COPY_BYTES = 8 << 20
+_COPY_BYTES = 1 << 20
 
 
 def shard_name(job_id: str, batch: int) -> str:
