@@ -12,7 +12,7 @@ logger = logging.getLogger("vllm.taphouse")
 
 
 class Breaker:
-    """Trips once. `tripped` is read on the engine's hot path; `on_trip` listeners run in the tripping thread."""
+    """Trips once. `tripped` is read on the engine's hot path; listeners run in the tripping thread."""
 
     def __init__(self) -> None:
         self.tripped = False

@@ -30,9 +30,9 @@ class Capture:
         return self.opt_in.tag
 
     def add(self, positions: NDArray[np.int64], rows: NDArray[np.uint8]) -> int:
-        """Write rows [n, row bytes] to where their recorded `positions` [n] say; return how many were kept.
+        """Write rows [n, row bytes] to where their recorded `positions` [n] say; return how many stay.
 
-        Later writes win, so recomputed and rejected rows come out right. Rows from `max_rows` on are left out.
+        Later writes win, so recomputed and rejected rows come out right. Rows past `max_rows` are left out.
         Raises `BadRows` when the positions were not recorded or are not consecutive.
         """
         first, count = int(positions[0]), len(positions)

@@ -1,7 +1,7 @@
 """The canary's rank-side check: do the captured states reproduce the tokens that the engine chose?
 
-Each rank applies the final norm and its own part of the head to the sealed rows, read back from the slices of all
-ranks. No collective is used, so a rank that fails here can't leave the others waiting; `verdict.combine`
+Each rank applies the final norm and its own part of the head to the sealed rows, read back from the slices of
+all ranks. No collective is used, so a rank that fails here can't leave the others waiting; `verdict.combine`
 compares the ranks' answers where they are gathered anyway.
 """
 
@@ -36,8 +36,9 @@ class Checker:
     def check(self, tag: str, token_ids: Sequence[int], rows: int) -> dict[str, Any]:
         """Check the greedy tokens of a capture with `rows` rows; `token_ids` are prompt + generated.
 
-        Returns `ok`, `reason`, `checked` (tokens in this rank's part of the vocabulary) and, for `verdict.combine`,
-        `best` and `chosen` logits (None where another rank has the token) with the `tolerance` between them.
+        Returns `ok`, `reason`, `checked` (tokens in this rank's part of the vocabulary) and, for
+        `verdict.combine`, `best` and `chosen` logits (None where another rank has the token) with the
+        `tolerance` between them.
         Raises the slice errors.
         """
         paths = self._start.slice_paths(tag)
@@ -59,8 +60,13 @@ class Checker:
         for row, token in enumerate(chosen_ids):
             here = 0 <= token - logits.first < logits.values.shape[1]
             chosen.append(float(logits.values[row, token - logits.first]) if here else None)
-        return {**verdict(best.tolist(), chosen, tolerance), "tp_rank": trailer.tp_rank, "best": best.tolist(),
-                "chosen": chosen, "tolerance": tolerance}  # fmt: skip
+        return {
+            **verdict(best.tolist(), chosen, tolerance),
+            "tp_rank": trailer.tp_rank,
+            "best": best.tolist(),
+            "chosen": chosen,
+            "tolerance": tolerance,
+        }
 
 
 def _tensor(raw: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:

@@ -105,8 +105,9 @@ def version() -> str:
 def wrap_worker(
     load_model: Callable[[Any], None], before: Callable[[Any, Any], None], after: Callable[[Any, Any], None]
 ) -> None:
-    """Call `load_model(worker)` after the model was loaded, `before` and `after(worker, scheduler_output)`
-    around every step. The three must not raise. Idempotent.
+    """Call `load_model(worker)` after the load, `before` and `after(worker, output)` around every step.
+
+    `output` is the scheduler's. The three must not raise. Idempotent.
     """
     if hasattr(Worker, "_taphouse_wrapped"):
         return
@@ -129,7 +130,7 @@ def wrap_worker(
 
 
 def register_op(name: str, op: Callable[..., None], mutates: list[str], fake: Callable[..., None]) -> None:
-    """Register `torch.ops.vllm.<name>`, which Dynamo does not look into and CUDA graphs record. Idempotent."""
+    """Register `torch.ops.vllm.<name>`, opaque to Dynamo, recorded by CUDA graphs. Idempotent."""
     if not hasattr(torch.ops.vllm, name):
         direct_register_custom_op(name, op, mutates_args=mutates, fake_impl=fake)
 
@@ -180,7 +181,7 @@ def mode(worker: Any) -> dict[str, Any]:
 
 
 def check_mode(worker: Any, *, allow_unknown_version: bool) -> None:
-    """Raise `CaptureRefused` for an engine version, platform or mode in which capture was not proven right."""
+    """Raise `CaptureRefused` for an engine version, platform or mode where capture is not proven right."""
     platform = "cuda" if current_platform.is_cuda() else "cpu" if current_platform.is_cpu() else "other"
     runners = RAN.get((version(), platform))
     if not allow_unknown_version and (runners is None or runner_name(worker) not in runners):
@@ -194,8 +195,11 @@ def check_mode(worker: Any, *, allow_unknown_version: bool) -> None:
 
 
 def _mode_checks(config: Any) -> Iterator[tuple[str, bool]]:
-    parallel, compilation = config.parallel_config, config.compilation_config
-    model, passes = config.model_config, config.compilation_config.pass_config
+    parallel, model, passes = (
+        config.parallel_config,
+        config.model_config,
+        config.compilation_config.pass_config,
+    )
     tp = parallel.tensor_parallel_size
     yield "pipeline parallelism splits the layers over stages", parallel.pipeline_parallel_size > 1
     yield "dual-batch overlap reorders rows", bool(parallel.use_ubatching)
@@ -216,8 +220,8 @@ def _mode_checks(config: Any) -> Iterator[tuple[str, bool]]:
     yield "encoder-decoder models never ran with a tap", bool(model.is_encoder_decoder)
     yield "multi-dimensional rope positions do not place rows", bool(model.uses_mrope)
     yield (
-        "layer stack is split by the compiler",
-        bool(getattr(compilation, "use_inductor_graph_partition", False)),
+        "Inductor's graph partition never ran with a tap",
+        bool(config.compilation_config.use_inductor_graph_partition),
     )
 
 

@@ -12,7 +12,7 @@ from torch import nn
 def model_fingerprint(
     model: nn.Module, norm: nn.Module, identity: dict[str, str | None], dtype: str
 ) -> dict[str, Any]:
-    """Return the fingerprint of loaded weights: `identity` plus checksums of sampled tensors (TP rank 0's)."""
+    """Return the fingerprint of loaded weights: `identity` plus checksums of tensors (TP rank 0's)."""
     return {
         **identity,
         "dtype": dtype,
@@ -22,14 +22,12 @@ def model_fingerprint(
 
 
 def weights_checksum(model: nn.Module) -> str:
-    """Return sha256 over a corner of every parameter, by sorted name: first 8 rows, 64 of every further axis."""
+    """Return sha256 over a corner of every parameter, by name: first 8 rows, 64 of every further axis."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        corner = (
-            parameter.detach()[(slice(8), *[slice(64)] * (parameter.dim() - 1))]
-            if parameter.dim()
-            else parameter
-        )
+        corner = parameter.detach()
+        if corner.dim():
+            corner = corner[(slice(8), *[slice(64)] * (corner.dim() - 1))]
         digest.update(name.encode())
         digest.update(corner.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

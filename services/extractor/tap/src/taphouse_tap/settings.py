@@ -21,19 +21,29 @@ class TapSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid")
 
-    slice_dir: Path = Field(Path("/dev/shm/taphouse"), description="Where slices lie; 0700, ours alone.")
-    slice_dir_limit_bytes: PositiveInt = Field(8 * _GIB, description="Bytes reserved at most, all ranks.")
-    slice_ttl_s: float = Field(
-        600.0, gt=0, description="Seconds after which an untouched capture is removed."
+    slice_dir: Path = Field(
+        default=Path("/dev/shm/taphouse"), description="Where slices lie; 0700, ours alone."
     )
-    pinned_limit_bytes: PositiveInt = Field(_GIB, description="Host memory for rows on their way, a rank.")
-    api_key: SecretStr | None = Field(None, description="Key of the endpoint; without it, the server's.")
-    api_key_file: Path | None = Field(None, description="File that holds the endpoint's key.")
-    max_in_flight: PositiveInt = Field(256, description="Captures at a time; more answer 429.")
-    max_body_bytes: PositiveInt = Field(16 << 20, description="Largest request body.")
-    max_prompts: PositiveInt = Field(64, description="Most prompts in one request.")
-    stream_limit_bytes: PositiveInt = Field(_GIB, description="Largest streamed answer.")
-    allow_unknown_version: bool = Field(False, description="Capture on engine versions that never ran here.")
+    slice_dir_limit_bytes: PositiveInt = Field(
+        default=8 * _GIB, description="Bytes reserved at most, all ranks."
+    )
+    slice_ttl_s: float = Field(
+        default=600.0, gt=0, description="Seconds after which an untouched capture is removed."
+    )
+    pinned_limit_bytes: PositiveInt = Field(
+        default=_GIB, description="Host memory for rows on their way, a rank."
+    )
+    api_key: SecretStr | None = Field(
+        default=None, description="Key of the endpoint; without it, the server's."
+    )
+    api_key_file: Path | None = Field(default=None, description="File that holds the endpoint's key.")
+    max_in_flight: PositiveInt = Field(default=256, description="Captures at a time; more answer 429.")
+    max_body_bytes: PositiveInt = Field(default=16 << 20, description="Largest request body.")
+    max_prompts: PositiveInt = Field(default=64, description="Most prompts in one request.")
+    stream_limit_bytes: PositiveInt = Field(default=_GIB, description="Largest streamed answer.")
+    allow_unknown_version: bool = Field(
+        default=False, description="Capture on engine versions that never ran here."
+    )
 
     def key(self) -> str | None:
         """Return the endpoint's own key, from `api_key` or `api_key_file`; None if neither is set."""

@@ -1,8 +1,8 @@
 """Moves captured rows from the tap's buffer to host memory without holding up the engine.
 
-On a GPU: rows are copied aside on the engine's stream before its next forward, then to pinned memory on a side
-stream; an event tells the writer when they are there. On a CPU the rows are copied straight into host memory.
-All memory is taken before vLLM sizes its KV cache; nothing is allocated on the device later.
+On a GPU: rows are copied aside on the engine's stream before its next forward, then to pinned memory on a
+side stream; an event tells the writer when they are there. On a CPU the rows go straight to host memory. All
+memory is taken before vLLM sizes its KV cache; nothing is allocated on the device later.
 """
 
 from __future__ import annotations
@@ -38,17 +38,16 @@ class StagedRows:
 
 
 class Staging:
-    """Rows [max_tokens, L, W] and positions [max_tokens] of the tap, and the way out of them."""
+    """Rows [max_tokens, L, W] (`shape`) and positions [max_tokens] of the tap, and the way out of them."""
 
     def __init__(
         self,
-        max_tokens: int,
-        layers: int,
-        width: int,
+        shape: tuple[int, int, int],
         dtype: torch.dtype,
         device: torch.device,
         host_limit_bytes: int,
     ) -> None:
+        max_tokens, layers, width = shape
         self.rows = torch.full((max_tokens, layers, width), float("nan"), dtype=dtype, device=device)
         self.positions = torch.full((max_tokens,), -1, dtype=torch.int64, device=device)
         self.row_bytes = layers * width * self.rows.element_size()
@@ -103,7 +102,9 @@ class Staging:
         if at is None:
             return None
         target = slice(at, at + count)
-        event = self._out_of_device(runs, count, target) if self._cuda else self._out_of_host(runs, at)
+        event = self._out_of_device(runs, count, target) if self._cuda else None
+        if not self._cuda:
+            self._out_of_host(runs, at)
         return StagedRows(
             raw=self._raw[target],
             edges=self._host_rows[target, :, :: max(1, self._host_rows.shape[2] - 1)],
@@ -137,7 +138,7 @@ class Staging:
         with torch.cuda.stream(self._side):
             self._host_rows[target].copy_(self._aside_rows[source], non_blocking=True)
             self._host_positions[target].copy_(self._aside_positions[source], non_blocking=True)
-            arrived = torch.cuda.Event()
+            arrived = torch.cuda.Event(blocking=True)  # the writer sleeps, it doesn't spin
             arrived.record(self._side)
         self._aside_events.append(arrived)
         return arrived

@@ -25,6 +25,7 @@ class Steps:
         worker: Any,
         start: Start,
         template: Trailer,
+        *,
         staging: Staging,
         captures: Captures,
         writer: Writer,
@@ -38,7 +39,7 @@ class Steps:
         self._active: dict[str, Capture] = {}
 
     def before(self, scheduler_output: Any) -> None:
-        """Look at what the scheduler sends: seal what finished, admit what is new, poison the rows to come."""
+        """Look at what the scheduler sends: seal the finished, admit the new, poison the rows to come."""
         if self._breaker.tripped:
             return
         began = time.perf_counter()
@@ -58,8 +59,7 @@ class Steps:
                 self._counters.host_s += time.perf_counter() - began
         except Exception as error:
             self._breaker.trip("execute_model (before)", error)
-        if self._breaker.tripped:
-            self._writer.put(FailAll())
+        self._fail_if_off()
 
     def after(self, scheduler_output: Any) -> None:
         """Send the captured requests' rows on their way, once the forward was launched."""
@@ -72,6 +72,11 @@ class Steps:
             self._counters.host_s += time.perf_counter() - began
         except Exception as error:
             self._breaker.trip("execute_model (after)", error)
+
+    def _fail_if_off(self) -> None:
+        """Fail what was admitted while another thread tripped the breaker."""
+        if self._breaker.tripped:
+            self._writer.put(FailAll())
 
     def _take(self, scheduler_output: Any) -> None:
         parts: list[Part] = []

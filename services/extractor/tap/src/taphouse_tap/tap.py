@@ -1,4 +1,4 @@
-"""The tap of one worker: installed once, after the model was loaded and before vLLM profiles and compiles it."""
+"""The tap of one worker: installed after the model was loaded, before vLLM profiles and compiles it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .writer import Writer
 
 
 class WorkerTap:
-    """Everything of ours in one worker process. Capture is on when `steps` is set and the breaker is whole."""
+    """Everything of ours in one worker. Capture is on when `steps` is set and the breaker is whole."""
 
     def __init__(self, worker: Any) -> None:
         self.breaker = Breaker()
@@ -104,9 +104,7 @@ class WorkerTap:
         self.facts.update(layers=layers, num_layers=len(stack.layers), width=width)
         device = next(model.parameters()).device
         staging = self._staging = Staging(
-            sizes.max_num_batched_tokens,
-            len(layers),
-            width,
+            (sizes.max_num_batched_tokens, len(layers), width),
             sizes.dtype,
             device,
             settings.pinned_limit_bytes,
@@ -150,12 +148,12 @@ class WorkerTap:
             self._worker,
             start,
             template,
-            staging,
-            self._captures,
-            writer,
-            self.breaker,
-            self._counters,
-            record.changed,
+            staging=staging,
+            captures=self._captures,
+            writer=writer,
+            breaker=self.breaker,
+            counters=self._counters,
+            changed=record.changed,
         )
 
     def _state(self) -> dict[str, Any]:

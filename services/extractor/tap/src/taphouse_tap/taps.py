@@ -1,4 +1,4 @@
-"""The taps: forward pre-hooks that copy the residual stream into the tap's buffer, inside the compiled graph."""
+"""The taps: forward pre-hooks that copy the residual stream into a buffer, inside the compiled graph."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ faults = _Faults()
 def store_rows(
     buffer: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor | None, slot: int, column: int
 ) -> None:
-    """Copy `hidden` (+ `residual`) [n, H], columns from `column` on, to `buffer` [max_tokens, L, W] at layer `slot`.
+    """Copy W columns of `hidden` (+ `residual`) [n, H] to `buffer` [max_tokens, L, W] at layer `slot`.
 
     Rows past the buffer can only be padding and are left out. Never raises: it runs inside the forward.
     """
@@ -57,18 +57,12 @@ def store_positions(buffer: torch.Tensor, positions: torch.Tensor) -> None:
         faults("positions tap", error)
 
 
-def _store_rows_fake(
-    buffer: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor | None, slot: int, column: int
-) -> None:
-    return None
+def _nothing(*_: object) -> None:
+    """What the ops do to a graph while it is traced: they only change their buffer."""
 
 
-def _store_positions_fake(buffer: torch.Tensor, positions: torch.Tensor) -> None:
-    return None
-
-
-compat.register_op("taphouse_store_rows", store_rows, ["buffer"], _store_rows_fake)
-compat.register_op("taphouse_store_positions", store_positions, ["buffer"], _store_positions_fake)
+compat.register_op("taphouse_store_rows", store_rows, ["buffer"], _nothing)
+compat.register_op("taphouse_store_positions", store_positions, ["buffer"], _nothing)
 
 
 class Taps:
@@ -116,17 +110,22 @@ class Taps:
 def _rows_hook(
     slot: int, column: int, hidden: compat.Argument, residual: compat.Argument
 ) -> Callable[..., None]:
+    hidden_at, hidden_name = hidden.at, hidden.name
+    residual_at, residual_name = residual.at, residual.name
+
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        h = args[hidden.at] if len(args) > hidden.at else kwargs[hidden.name]
-        r = args[residual.at] if len(args) > residual.at else kwargs.get(residual.name)
+        h = args[hidden_at] if len(args) > hidden_at else kwargs[hidden_name]
+        r = args[residual_at] if len(args) > residual_at else kwargs.get(residual_name)
         torch.ops.vllm.taphouse_store_rows(module._taphouse_rows, h, r, slot, column)
 
     return hook
 
 
 def _positions_hook(positions: compat.Argument) -> Callable[..., None]:
+    at, name = positions.at, positions.name
+
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        p = args[positions.at] if len(args) > positions.at else kwargs[positions.name]
+        p = args[at] if len(args) > at else kwargs[name]
         torch.ops.vllm.taphouse_store_positions(module._taphouse_positions, p)
 
     return hook

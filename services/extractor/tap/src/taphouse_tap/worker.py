@@ -1,8 +1,8 @@
 """The worker extension: `--worker-extension-cls taphouse_tap.worker.HiddenStatesExtension`.
 
-vLLM imports this module in every worker before it builds the worker; importing it wraps `Worker.load_model` and
-`Worker.execute_model`. Nothing here may stop an engine: a failed import leaves vLLM as it is, and the extension's
-methods say why.
+vLLM imports this module in every worker before it builds the worker; importing it wraps `Worker.load_model`
+and `Worker.execute_model`. Nothing here may stop an engine: a failed import leaves vLLM as it is, and the
+extension's methods say why.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ except Exception as error:
 
 
 class HiddenStatesExtension:
-    """Methods that vLLM adds to its worker class, for `collective_rpc` outside the hot path. None of them raises."""
+    """Methods that vLLM adds to its worker class, for `collective_rpc` off the hot path. None raises."""
 
     def taphouse_start(self) -> dict[str, Any]:
-        """Return this rank's `start_id`, `start_dir`, ranks, and whether it captures (`capture`, `reason`)."""
+        """Return this rank's `start_id`, `start_dir`, ranks, and whether it captures and why not."""
         try:
             tap = getattr(self, _TAP, None)
             if tap is not None:

@@ -116,8 +116,8 @@ class Writer:
                 if unwritten[span].any():
                     row, layer = unwritten[span].nonzero()[0].tolist()
                     raise BadRows(
-                        f"row {row} of a chunk has NaN at tapped layer number {layer}: the graph did not write it "
-                        "(it runs without the tap), or the model made it"
+                        f"row {row} of a chunk has NaN at tapped layer number {layer}: the graph did not "
+                        "write it (it runs without the tap), or the model made it"
                     )
                 kept = part.capture.add(step.rows.positions[span], step.rows.raw[span])
             except (BadRows, SliceError, OSError) as error:
