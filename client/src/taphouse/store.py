@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -107,6 +108,9 @@ class Store(Protocol):
 
     def free_bytes(self) -> int:
         """Bytes that can still be written."""
+
+    def sweep_temporaries(self, older_than_s: float = 3600.0) -> int:
+        """Remove what killed writers left, untouched for that long; walks the store. Returns how many."""
 
 
 class LocalStore:
@@ -231,7 +235,7 @@ class LocalStore:
         return target
 
     def sweep_temporaries(self, older_than_s: float = 3600.0) -> int:
-        """Remove temporary files of killed writers, untouched for `older_than_s`. Returns how many."""
+        """See `Store.sweep_temporaries`."""
         limit = time.time() - older_than_s
         removed = 0
         with os_errors(str(self.root)):
@@ -244,34 +248,40 @@ class LocalStore:
 
 
 class LocalStagedFile:
-    """`StagedFile` on a POSIX file system. `target` is the file it becomes, `path` how others call it."""
+    """`StagedFile` on a POSIX file system. `target` is the file it becomes, `path` how others call it.
+
+    The temporary file is made by the first `write`, so that one that is long in the making doesn't look as if
+    its writer had died.
+    """
 
     def __init__(self, target: Path, path: str | None = None) -> None:
         self.path = str(target) if path is None else path
         self._target = target
-        with os_errors(self.path):
-            self._temporary: Path | None = _temporary_name(target)
-            self._file = self._temporary.open("xb", buffering=0)
+        self._temporary: Path | None = None
+        self._file: FileIO | None = None
+        self._done = False
 
     def write(self, data: bytes | memoryview) -> None:
         """See `StagedFile.write`."""
+        file = self._opened()
         with os_errors(self.path):
             view = memoryview(data).cast("B")
             while view:
-                view = view[self._file.write(view) :]
+                view = view[file.write(view) :]
 
     def scratch(self) -> BinaryIO:
         """See `StagedFile.scratch`."""
         with os_errors(self.path):
+            _make_directory(self._target.parent)
             return tempfile.TemporaryFile(dir=self._target.parent, prefix=TEMPORARY_PREFIX)
 
     def seal(self) -> bool:
         """See `StagedFile.seal`."""
-        if self._temporary is None:
-            raise StoreError(f"{self.path} was sealed or dropped before", path=self.path)
+        file = self._opened()
+        assert self._temporary is not None
         with os_errors(self.path):
-            os.fsync(self._file.fileno())
-            self._file.close()
+            os.fsync(file.fileno())
+            file.close()
             linked = _link(self._temporary, self._target)
         self.abort()
         return linked
@@ -282,16 +292,26 @@ class LocalStagedFile:
 
     def abort(self) -> None:
         """See `StagedFile.abort`. Does nothing after `seal`."""
-        self._file.close()
-        if self._temporary is not None:
-            self._temporary.unlink(missing_ok=True)
-            self._temporary = None
+        self._done = True
+        if self._file is not None and self._temporary is not None:
+            self._file.close()
+            with contextlib.suppress(OSError):
+                self._temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> LocalStagedFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.abort()
+
+    def _opened(self) -> FileIO:
+        if self._done:
+            raise StoreError(f"{self.path} was sealed or dropped before", path=self.path)
+        if self._file is None:
+            with os_errors(self.path):
+                self._temporary = _temporary_name(self._target)
+                self._file = self._temporary.open("xb", buffering=0)
+        return self._file
 
 
 def safe_path(path: str) -> str:
