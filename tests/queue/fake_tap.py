@@ -1,7 +1,8 @@
 """A tap without an engine: speaks the endpoint's contract and seals real slices through `taphouse.slices`.
 
-Tokens are bytes. The state of a token depends on its id, position, layer and column only, so a test can tell what
-it must get (`states_of`). Words in a prompt ask for trouble: REFUSE (422), BROKEN (500, always), NAN, ABORT.
+Tokens are bytes. The state of a token depends on its id, position, layer and column only, so a test can tell
+what it must get (`states_of`). Words in a prompt ask for trouble: REFUSE (422), BROKEN (500, always), NAN,
+ABORT.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import redis
 import uvicorn
+from tests.queue.fake_tap import FakeTap
 
 from taphouse.client import Taphouse
 from taphouse.ledger import Ledger
@@ -31,7 +32,6 @@ from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.progress import Progress
 from taphouse_extractor.records import BatchRef, JobRecord, Records
 from taphouse_extractor.spool import Limits, Spool
-from tests.queue.fake_tap import FakeTap
 
 TOKEN = "a-token"
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.queue.fake_tap import FakeTap, states_of
+from tests.unit.extractor.conftest import Bench, engine_of
 
 from taphouse.shards import open_shard, verify_shard
 from taphouse_extractor.errors import EngineUnavailable, JobCancelled
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.records import BatchRef
-from tests.queue.fake_tap import FakeTap, states_of
-from tests.unit.extractor.conftest import Bench, engine_of
 
 
 def samples(bench: Bench, name: str) -> dict[str, Any]:

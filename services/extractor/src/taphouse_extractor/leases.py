@@ -182,15 +182,17 @@ class Leases:
 
 @contextmanager
 def keep_renewing(renew: Callable[[], None], every_s: float) -> Iterator[None]:
-    """Call `renew` every `every_s` seconds on a thread; what it raises is logged, and it is called again."""
+    """Call `renew` now and every `every_s` seconds on a thread, whatever Redis said the time before."""
     stop = threading.Event()
 
     def loop() -> None:
-        while not stop.wait(every_s):
+        while True:
             try:
                 renew()
             except redis.RedisError as error:
                 log.warning("can't renew: %s", error)
+            if stop.wait(every_s):
+                return
 
     thread = threading.Thread(target=loop, name="renew", daemon=True)
     thread.start()

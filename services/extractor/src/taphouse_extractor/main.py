@@ -212,3 +212,7 @@ def _engine(settings: Settings) -> Engine:
 def _leases(settings: Settings) -> Leases:
     client = connect(settings.redis_url.get_secret_value())
     return Leases(client, prefix=f"taphouse:{settings.queue_name}", ttl_s=settings.lease_ttl_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ from taphouse_extractor import __version__
 from taphouse_extractor.api import extract, jobs, ops, shards
 from taphouse_extractor.api.context import Context
 from taphouse_extractor.api.failures import RESPONSES, add_failures
-from taphouse_extractor.api.guards import BodyLimit, token_guard
+from taphouse_extractor.api.guards import BodyLimit, TokenGuard
 
 __all__ = ["create_app"]
 
@@ -34,7 +34,7 @@ def create_app(
     app.state.context = context
     app.add_middleware(BodyLimit, max_bytes=max_request_bytes)
     add_failures(app)
-    guard = [Depends(token_guard(token))]
+    guard = [Depends(TokenGuard(token))]
     for router in (jobs.router, extract.router, shards.router, ops.guarded):
         app.include_router(router, dependencies=guard, responses=RESPONSES)
     app.include_router(ops.open_router)

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable
-from typing import Annotated
 
-from fastapi import Depends
+from fastapi import Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taphouse_extractor.errors import Unauthorized
 
-__all__ = ["NDJSON", "BodyLimit", "token_guard"]
+__all__ = ["NDJSON", "BodyLimit", "TokenGuard"]
 
 NDJSON = "application/x-ndjson"
 
 
-def token_guard(token: str | None) -> Callable[..., None]:
+class TokenGuard(HTTPBearer):
     """A dependency that lets only `token` in, compared in constant time; None lets everybody in."""
-    scheme = HTTPBearer(auto_error=False, description="The service's token.")
-    expected = _digest(token) if token else None
 
-    def guard(given: Annotated[HTTPAuthorizationCredentials | None, Depends(scheme)]) -> None:
-        if expected is None:
-            return
+    def __init__(self, token: str | None) -> None:
+        super().__init__(auto_error=False, scheme_name="token", description="The service's token.")
+        self._expected = _digest(token) if token else None
+
+    async def __call__(self, request: Request) -> HTTPAuthorizationCredentials | None:
+        """Raise `Unauthorized` unless the request carries the token."""
+        given = await super().__call__(request)
+        if self._expected is None:
+            return given
         if given is None:
             raise Unauthorized("send the service's token: Authorization: Bearer <token>")
-        if not hmac.compare_digest(_digest(given.credentials), expected):
+        if not hmac.compare_digest(_digest(given.credentials), self._expected):
             raise Unauthorized("this is not the service's token")
-
-    return guard
+        return given
 
 
 def _digest(token: str) -> bytes:

@@ -1,0 +1,163 @@
+"""What is lost or doubled when processes die: nothing. Settings are production's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+import redis
+from tests.queue.conftest import Cluster, alive, children, wait_for
+
+
+def expected(rows: int) -> list[str]:
+    return [f"row-{i}" for i in range(rows)]
+
+
+def busy_horse(worker: subprocess.Popen[bytes]) -> int:
+    """Pid of the work-horse that a worker forked."""
+    return int(wait_for("a work-horse", lambda: children(worker.pid))[0])
+
+
+def test_a_dataset_becomes_shards_and_a_ledger(cluster: Cluster) -> None:
+    cluster.start(workers=2)
+    job = cluster.wait_done(cluster.enqueue(50, batch_size=8).id)
+    assert (job.state.value, job.rows, job.succeeded, job.shards) == ("done", 50, 50, 7)
+    assert sorted(cluster.sample_ids(), key=lambda i: int(i[4:])) == expected(50)
+    assert job.batches.finished == 7
+    status = cluster.client.queue()
+    assert status.depth.queued == status.depth.running == status.depth.pending == 0
+    assert (status.ledger_head, status.rows_left, len(status.workers)) == (7, 0, 2)
+
+
+def test_worker_and_horse_killed_in_the_middle_of_a_batch(cluster: Cluster) -> None:
+    cluster.start(delay_s=0.5)
+    victim = cluster.processes[-1]
+    job = cluster.enqueue(32, batch_size=16)
+    horse = busy_horse(victim)
+    wait_for("the batch runs", lambda: cluster.client.queue().depth.running)
+    os.kill(victim.pid, signal.SIGKILL)
+    os.kill(horse, signal.SIGKILL)
+    killed_at = time.monotonic()
+    cluster.start_worker()
+    done = cluster.wait_done(job.id)
+    assert time.monotonic() - killed_at < 60
+    assert (done.state.value, done.succeeded) == ("done", 32)
+    assert sorted(cluster.sample_ids(), key=lambda i: int(i[4:])) == expected(32)
+    assert not alive(horse)
+
+
+def test_horse_killed_alone_is_run_again_by_its_worker(cluster: Cluster) -> None:
+    cluster.start(delay_s=0.3)
+    job = cluster.enqueue(16, batch_size=16)
+    horse = busy_horse(cluster.processes[-1])
+    wait_for("the batch runs", lambda: cluster.client.queue().depth.running)
+    os.kill(horse, signal.SIGKILL)
+    wait_for("the reason is told", lambda: "killed" in (cluster.client.job(job.id).reason or ""), 10)
+    done = cluster.wait_done(job.id)
+    assert done.succeeded == 16
+    assert sorted(cluster.sample_ids(), key=lambda i: int(i[4:])) == expected(16)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_redis_restarted_with_its_log(cluster: Cluster, how: int) -> None:
+    cluster.start(workers=2, delay_s=0.2)
+    job = cluster.enqueue(64, batch_size=16)
+    wait_for("batches run", lambda: cluster.client.queue().depth.running == 2)
+    server = cluster.processes[0]
+    cluster.stop(server, how)
+    wait_for("the API says so", lambda: "Redis" in (cluster.client.queue().paused or ""))
+    assert not cluster.client.ready().ready
+    cluster.start_redis()
+    done = cluster.wait_done(job.id)
+    assert (done.state.value, done.succeeded) == ("done", 64)
+    assert sorted(cluster.sample_ids(), key=lambda i: int(i[4:])) == expected(64)
+
+
+def test_redis_wiped_is_rebuilt_from_the_store_and_cursors_stay(cluster: Cluster) -> None:
+    cluster.start(workers=2, delay_s=0.2)
+    job = cluster.enqueue(96, batch_size=16)
+    wait_for("a first shard", lambda: cluster.ledger.head() >= 1)
+    cursor = cluster.ledger.head()
+    before = [entry.shard for entry in cluster.ledger.entries()][:cursor]
+    cluster.redis.flushall()
+    done = cluster.wait_done(job.id)
+    assert (done.state.value, done.succeeded) == ("done", 96)
+    entries = list(cluster.ledger.entries())
+    assert [entry.shard for entry in entries][:cursor] == before
+    after = [entry.shard for entry in cluster.ledger.entries(after=cursor)]
+    assert sorted([*before, *after]) == sorted(entry.shard for entry in entries)
+    assert sorted(cluster.sample_ids(), key=lambda i: int(i[4:])) == expected(96)
+    wait_for("workers show again", lambda: len(cluster.client.queue().workers) == 2, 10)
+
+
+def test_engine_stopped_and_started(cluster: Cluster) -> None:
+    cluster.start(workers=2, delay_s=0.1)
+    job = cluster.enqueue(64, batch_size=8)
+    wait_for("a first shard", lambda: cluster.ledger.head() >= 1)
+    cluster.stop(cluster.processes[1])
+    wait_for("it pauses", lambda: "engine" in (cluster.client.queue().paused or ""))
+    time.sleep(3)
+    assert not cluster.client.job(job.id).state.final
+    cluster.start_engine(delay_s=0.0)
+    done = cluster.wait_done(job.id)
+    assert (done.state.value, done.succeeded, done.failed) == ("done", 64, 0)
+    assert sorted(cluster.sample_ids(), key=lambda i: int(i[4:])) == expected(64)
+
+
+def test_engine_started_with_other_weights_fails_the_rest_and_mixes_nothing(cluster: Cluster) -> None:
+    cluster.start(delay_s=0.1)
+    job = cluster.enqueue(64, batch_size=8)
+    wait_for("a first shard", lambda: cluster.ledger.head() >= 1)
+    cluster.stop(cluster.processes[1])
+    cluster.start_engine(weights="second")
+    done = cluster.wait_done(job.id)
+    assert done.state.value == "failed"
+    assert done.reason is not None and "the engine changed during the job" in done.reason
+    assert done.succeeded > 0 and done.failed > 0
+    assert len({entry.fingerprint_id for entry in cluster.ledger.entries()}) == 1
+    again = cluster.wait_done(cluster.enqueue(8, batch_size=8).id)
+    assert again.state.value == "done"
+
+
+def test_api_killed_while_a_job_runs(cluster: Cluster) -> None:
+    cluster.start(delay_s=0.1)
+    api = cluster.processes[2]
+    job = cluster.enqueue(64, batch_size=8)
+    cluster.stop(api, signal.SIGKILL)
+    cluster.start_api()
+    done = cluster.wait_done(job.id)
+    assert done.succeeded == 64
+    assert sorted(cluster.sample_ids(), key=lambda i: int(i[4:])) == expected(64)
+
+
+def test_two_runs_of_one_batch_make_one_shard_and_one_entry(cluster: Cluster) -> None:
+    """The second is put into the queue behind the feeder's back."""
+    from taphouse_extractor.jobs import BatchQueue
+    from taphouse_extractor.records import BatchRef
+
+    cluster.start(workers=2, delay_s=0.2)
+    job = cluster.enqueue(16, batch_size=16)
+    queue = BatchQueue(redis.Redis(port=cluster.redis_port), "taphouse", timeout_s=60)
+    for _ in range(3):
+        queue.enqueue(BatchRef(job_id=job.id, batch=0))
+    cluster.wait_done(job.id)
+    wait_for("the queue is empty", lambda: not any(vars(queue.view()).values()))
+    assert cluster.ledger.head() == 1
+    assert sorted(cluster.sample_ids(), key=lambda i: int(i[4:])) == expected(16)
+
+
+def test_a_sealed_shard_without_an_entry_gets_one(cluster: Cluster) -> None:
+    cluster.start()
+    job = cluster.wait_done(cluster.enqueue(8, batch_size=8).id)
+    cluster.stop(cluster.processes[2])
+    entry = next(cluster.ledger.entries())
+    cluster.store.delete(f"ledger/{entry.seq:012d}.json")
+    cluster.store.delete(f"ledger/by-shard/{entry.shard}.json")
+    cluster.store.delete(f"jobs/{job.id}/outcomes/000000.json")
+    cluster.start_api()
+    again = cluster.wait_done(job.id)
+    assert (again.state.value, again.succeeded) == ("done", 8)
+    assert [e.shard for e in cluster.ledger.entries()] == [entry.shard]
