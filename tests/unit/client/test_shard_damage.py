@@ -331,9 +331,10 @@ def _frame(data: bytes, **options: Any) -> bytes:
     return zstandard.ZstdCompressor(**options).compress(data)
 
 
-def _with_frame(frame: bytes) -> bytes:
+def _with_frame(frame: bytes, **fields: Any) -> bytes:
     def edit(header: dict[str, Any]) -> None:
-        header["samples"][0]["tensors"]["hidden_states"].update(codec="raw-zstd", bytes=len(frame))
+        values = {"codec": "raw-zstd", "bytes": len(frame)} | fields
+        header["samples"][0]["tensors"]["hidden_states"].update(values)
 
     return hand_made(SAMPLES[:1], edit=edit, blobs={"000000.hidden_states": frame})
 
@@ -359,6 +360,19 @@ def test_a_frame_made_elsewhere_is_read() -> None:
 def test_a_frame_that_is_not_exactly_the_tensor_is_refused(frame: bytes) -> None:
     with pytest.raises((MalformedShard, ChecksumMismatch), match="hidden_states"):
         open_shard(_with_frame(frame))[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"raw_bytes": len(RAW) - 2}, f"raw_bytes {len(RAW) - 2} where {len(RAW)} are due"),
+        ({"bytes": 5}, "bytes where the header says 5"),
+        ({"codec": "stored"}, f"are stored where {len(RAW)} are due"),
+    ],
+)
+def test_sizes_that_do_not_agree_are_refused_at_once(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(MalformedShard, match=problem):
+        open_shard(_with_frame(_frame(RAW), **fields))
 
 
 def test_a_frame_that_lies_about_its_size_is_refused() -> None:
