@@ -1,0 +1,197 @@
+"""Around each engine step: who is admitted, whose rows are taken, and that nothing of it raises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.tap.worker_fakes import (
+    TOKENS,
+    Output,
+    admitted,
+    forward,
+    new_request,
+    opened,
+    staging,
+    template,
+    worker_running,
+)
+
+from taphouse.slices import OptIn
+from taphouse_tap import compat
+from taphouse_tap.breaker import Breaker
+from taphouse_tap.capture import Captures
+from taphouse_tap.record import Counters
+from taphouse_tap.steps import Steps
+from taphouse_tap.writer import Fail, FailAll, Finish, Step
+
+
+class Queue:
+    """Stands in for the writer: keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+    def put(self, item: Any) -> None:
+        self.items.append(item)
+
+    def of(self, kind: type) -> list[Any]:
+        return [item for item in self.items if isinstance(item, kind)]
+
+
+class Bench:
+    def __init__(self, tmp_path: Path, host_rows: int = 64) -> None:
+        self.start = opened(tmp_path)
+        self.staging = staging(host_rows)
+        self.worker = worker_running()
+        self.queue, self.captures = Queue(), Captures()
+        self.breaker, self.counters = Breaker(), Counters()
+        self.steps = Steps(
+            self.worker,
+            self.start,
+            template(self.start),
+            staging=self.staging,
+            captures=self.captures,
+            writer=self.queue,  # type: ignore[arg-type]
+            breaker=self.breaker,
+            counters=self.counters,
+            changed=lambda: None,
+        )
+
+    def admit(self, prompt_len: int = 4) -> tuple[OptIn, dict[str, Any]]:
+        opt_in = admitted(self.start, prompt_len, prompt_len + 4)
+        return opt_in, {"taphouse": opt_in.signed(self.start.secret)}
+
+    def step(self, counts: dict[str, int], new: tuple[Any, ...] = (), **more: Any) -> None:
+        """A step of the engine whose batch holds `counts` in this order."""
+        output = Output(counts, new, **more)
+        self.worker.model_runner.input_batch.req_ids = list(counts)
+        self.steps.before(output)
+        forward(self.staging, [(0, count) for count in counts.values()])
+        self.steps.after(output)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_the_rows_of_those_who_opted_in_are_taken(bench: Bench) -> None:
+    (one, extra_one), (two, extra_two) = bench.admit(), bench.admit(3)
+    new = (new_request("a", 4, extra_one), new_request("b", 5, None), new_request("c", 3, extra_two))
+    bench.step({"a": 4, "b": 5, "c": 3}, new)
+    (step,) = bench.queue.of(Step)
+    assert [(p.capture.tag, p.first, p.count) for p in step.parts] == [(one.tag, 0, 4), (two.tag, 4, 3)]
+    assert step.rows.positions.tolist() == [0, 1, 2, 3, 0, 1, 2]
+    bench.step({"b": 1, "c": 1}, finished_req_ids=["a"])
+    assert [item.capture.tag for item in bench.queue.of(Finish)] == [one.tag]
+    assert [p.capture.tag for p in bench.queue.of(Step)[1].parts] == [two.tag]
+
+
+def test_a_step_without_captures_takes_nothing(bench: Bench) -> None:
+    bench.step({"a": 4}, (new_request("a", 4, {"other": 1}),), finished_req_ids=["zzz"])
+    assert bench.queue.items == [] and bench.counters.forged == 0
+    assert bench.counters.steps == 1
+
+
+def test_rows_are_poisoned_before_the_forward(bench: Bench) -> None:
+    _, extra = bench.admit()
+    forward(bench.staging, [(0, TOKENS)])
+    bench.steps.before(Output({"a": 4}, (new_request("a", 4, extra),)))
+    assert bench.staging.rows[:4].isnan().all() and bench.staging.positions[:4].tolist() == [-1] * 4
+
+
+@pytest.mark.parametrize("value", ["x", 7, None, [], {"tag": "0" * 32}, {}])
+def test_what_is_not_signed_captures_nothing(bench: Bench, value: Any) -> None:
+    bench.step({"a": 4}, (new_request("a", 4, {"taphouse": value}),))
+    assert bench.queue.items == [] and bench.counters.forged == 1
+    assert not bench.breaker.tripped
+
+
+def test_another_signature_captures_nothing(bench: Bench) -> None:
+    opt_in, _ = bench.admit()
+    bench.step({"a": 4}, (new_request("a", 4, {"taphouse": opt_in.signed(b"not the secret")}),))
+    assert bench.queue.items == [] and bench.counters.forged == 1
+
+
+def test_a_replayed_tag_captures_nothing(bench: Bench) -> None:
+    opt_in, extra = bench.admit()
+    bench.step({"a": 4, "b": 4}, (new_request("a", 4, extra), new_request("b", 4, extra)))
+    assert [len(step.parts) for step in bench.queue.of(Step)] == [1]
+    assert bench.counters.forged == 1
+    bench.start.release(opt_in.tag)
+    bench.captures.remove(bench.queue.of(Step)[0].parts[0].capture)
+    bench.step({"c": 4}, (new_request("c", 4, extra),), finished_req_ids=["a", "b"])
+    assert len(bench.queue.of(Step)) == 1
+
+
+def test_a_prompt_of_another_length_fails(bench: Bench) -> None:
+    _, extra = bench.admit(4)
+    bench.step({"a": 5}, (new_request("a", 5, extra),))
+    (fail,) = bench.queue.of(Fail)
+    assert "5 tokens, the opt-in says 4" in fail.reason
+    assert bench.queue.of(Step) == []
+
+
+def test_a_preempted_request_goes_on(bench: Bench) -> None:
+    """The V2 runner is sent the request again as if it were new."""
+    opt_in, extra = bench.admit()
+    bench.step({"a": 4}, (new_request("a", 4, extra),))
+    bench.step({"b": 1}, preempted_req_ids=["a"])
+    bench.step({"a": 4}, (new_request("a", 4, extra),))
+    assert [step.parts[0].capture.tag for step in bench.queue.of(Step)] == [opt_in.tag] * 2
+    assert (bench.counters.preempted, bench.counters.forged) == (1, 0)
+
+
+def test_full_host_memory_drops_the_captures_and_not_the_step(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, host_rows=TOKENS)
+    _, extra = bench.admit(10)
+    bench.step({"a": 10}, (new_request("a", 10, extra),))
+    _, extra = bench.admit(10)
+    bench.step({"b": 10}, (new_request("b", 10, extra),))
+    (fail,) = bench.queue.of(Fail)
+    assert "the writer is behind" in fail.reason
+    bench.step({"b": 1})
+    assert len(bench.queue.of(Step)) == 1 and not bench.breaker.tripped
+
+
+@pytest.mark.parametrize("function", ["row_count", "new_requests", "finished", "preempted", "batch_rows"])
+def test_an_error_trips_the_breaker_and_does_not_reach_the_engine(
+    bench: Bench, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    _, extra = bench.admit()
+    bench.step({"a": 4}, (new_request("a", 4, extra),))
+    monkeypatch.setattr(compat, function, broken)
+    bench.step({"a": 1})
+    assert bench.breaker.tripped
+    steps = len(bench.queue.of(Step))
+    bench.step({"a": 1})
+    assert len(bench.queue.of(Step)) == steps
+
+
+def test_what_was_admitted_while_the_breaker_tripped_is_failed(bench: Bench) -> None:
+    _, extra = bench.admit()
+    is_claimed = bench.start.is_claimed
+
+    def tripping(tag: str) -> bool:
+        bench.breaker.refuse("from another thread")
+        return is_claimed(tag)
+
+    bench.start.is_claimed = tripping  # type: ignore[method-assign]
+    bench.step({"a": 4}, (new_request("a", 4, extra),))
+    assert len(bench.captures) == 1 and len(bench.queue.of(FailAll)) == 1
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_the_batch_tells_where_rows_lie(v2: bool) -> None:
+    worker = worker_running("b", "idle", "a", v2=v2)
+    assert list(compat.batch_rows(worker, Output({"a": 3, "b": 2}))) == [("b", 0, 2), ("a", 2, 3)]
+
+
+def test_a_batch_that_does_not_add_up_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="the scheduler says 5"):
+        list(compat.batch_rows(worker_running("b"), Output({"a": 3, "b": 2})))
