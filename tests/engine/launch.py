@@ -1,0 +1,114 @@
+"""Starts a real vLLM server as a subprocess, with the tap or without, and stops it again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from taphouse_tap.__main__ import launch_args
+
+START_S = 300.0
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A running server: its base URL, the model's name, the slice directory, the log file, the process."""
+
+    url: str
+    model: str
+    slice_dir: Path
+    log: Path
+    process: subprocess.Popen[bytes]
+
+
+@contextlib.contextmanager
+def launch(
+    model: Path,
+    *,
+    layers: Sequence[int] | None = None,
+    tensor_parallel_size: int = 1,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    tap: bool = True,
+    plugin: bool = True,
+) -> Iterator[Engine]:
+    """Serve ``model`` eagerly in float32 until the block ends.
+
+    ``plugin`` False leaves the endpoint plugin out, for servers that name the middleware in ``args``.
+    """
+    work = Path(tempfile.mkdtemp(prefix="taphouse-engine-"))
+    slice_dir = Path(tempfile.mkdtemp(prefix="taphouse-", dir="/dev/shm")) / "slices"
+    port = _free_port()
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+        *("--served-model-name", "target", "--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", "float32", "--enforce-eager", "--max-num-batched-tokens", "128"),
+        *("--tensor-parallel-size", str(tensor_parallel_size)),
+        *(launch_args(layers, tensor_parallel_size=tensor_parallel_size) if tap else ()),
+        *args,
+    ]
+    environment = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("TAPHOUSE_")},
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_PLUGINS": "taphouse" if tap and plugin else "",
+        "TAPHOUSE_TAP_SLICE_DIR": str(slice_dir),
+        **(env or {}),
+    }
+    log = work / "server.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, cwd=work, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    engine = Engine(f"http://127.0.0.1:{port}", "target", slice_dir, log, process)
+    try:
+        _await_health(engine)
+        yield engine
+    finally:
+        stop(engine)
+        shutil.rmtree(slice_dir.parent, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def stop(engine: Engine) -> None:
+    """Stop the server and its workers."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(engine.process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        engine.process.wait(30)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(engine.process.pid, signal.SIGKILL)
+    engine.process.wait(30)
+
+
+def _await_health(engine: Engine) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if engine.process.poll() is not None:
+            break
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{engine.url}/health", timeout=5).status_code == 200:
+                return
+        time.sleep(0.25)
+    text = engine.log.read_text(errors="replace")
+    raise RuntimeError(f"the server did not start:\n{text[-6000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
