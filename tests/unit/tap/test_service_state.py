@@ -157,6 +157,25 @@ def test_a_later_canary_that_fails_takes_capture_away(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
+def test_another_api_servers_canary_counts_here_too(tmp_path: Path) -> None:
+    one, other = make_bench(tmp_path), make_bench(tmp_path)
+
+    async def go() -> None:
+        await one.ready()
+        await other.ready()
+        one.server.canary_answer = {"ok": False, "reason": "zeros", "checked": 0}
+        async with one.client() as client:
+            assert (await client.post(f"{URL}/canary")).status_code == 503
+        assert await capture(other) == (503, "capture is off: canary failed: rank 0: zeros")
+        async with other.client() as client:
+            assert (await client.post(f"{URL}/canary")).status_code == 200
+        assert (await capture(one))[0] == 200
+        await one.service.close()
+        await other.service.close()
+
+    asyncio.run(go())
+
+
 def test_a_tripped_breaker_on_one_rank_turns_capture_off_and_is_in_the_status(tmp_path: Path) -> None:
     bench = make_bench(tmp_path)
     breaker = {"where": "writer", "error": "disk gone", "at": 1.0}

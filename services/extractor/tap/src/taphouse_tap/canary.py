@@ -1,17 +1,22 @@
 """The canary: a small capture whose last-layer states must reproduce the tokens the engine itself chose.
 
 The endpoint captures a few greedy tokens like any request. The ranks then apply the final norm and the head
-to the captured rows, in one RPC, and compare. Until it passes the endpoint captures for nobody.
+to the captured rows, in one RPC, and compare. Until it passes the endpoint captures for nobody. The result
+lies in the start's directory, so that all API servers of an engine go by the last canary, whoever ran it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from taphouse import slices
+from taphouse.slices.start import write_atomically
 from taphouse_tap.admission import Admission
 from taphouse_tap.collect import Capture, Collector
 from taphouse_tap.refusals import Busy, Refusal
@@ -22,6 +27,7 @@ from taphouse_tap.verdict import combine
 TEXT = "Count up from one: one, two, three, four, five, six,"
 GENERATED = 4
 TIMEOUT_S = 300.0
+RESULT_FILE = "canary.json"
 RETRIES = 30
 """How often the canary of the start waits for room, `Busy.retry_after` seconds each."""
 
@@ -39,6 +45,11 @@ class Result:
     took_s: float | None = None
     checked: int = 0
 
+    @property
+    def ended(self) -> bool:
+        """Whether the canary passed or failed."""
+        return self.state in ("passed", "failed")
+
     def as_dict(self) -> dict[str, Any]:
         """For the status answer."""
         return asdict(self)
@@ -50,6 +61,7 @@ class Canary:
     def __init__(
         self,
         *,
+        start: slices.Start,
         admission: Admission,
         collector: Collector,
         tokenizer: Tokenizer,
@@ -57,6 +69,7 @@ class Canary:
         check: Check,
         dp_size: int,
     ) -> None:
+        self._file = start.directory / RESULT_FILE
         self._admission = admission
         self._collector = collector
         self._tokenizer = tokenizer
@@ -64,30 +77,39 @@ class Canary:
         self._check = check
         self._dp_size = dp_size
         self._one_at_a_time = asyncio.Lock()
-        self.result = Result()
+        self._own = Result()
+
+    @property
+    def result(self) -> Result:
+        """The last canary of this engine, of this API server or another. Reads a file."""
+        shared = Result()
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            shared = Result(**json.loads(self._file.read_text(encoding="utf-8")))
+        if shared.ended and (not self._own.ended or (shared.at or 0.0) >= (self._own.at or 0.0)):
+            return shared
+        return self._own
 
     async def run(self, *, retries: int = 0) -> Result:
         """Run one canary on every data-parallel engine. Never raises but `Busy` (no room for it now)."""
         async with self._one_at_a_time:
-            before, began = self.result, time.monotonic()
+            before, began = self._own, time.monotonic()
             if before.state != "passed":
-                self.result = Result("running")
+                self._own = Result("running")
             try:
                 checked = await asyncio.wait_for(self._with_retries(retries), TIMEOUT_S)
-            except Busy:
-                self.result = before
-                raise
-            except asyncio.CancelledError:
-                self.result = before
+            except (Busy, asyncio.CancelledError):
+                self._own = before
                 raise
             except (Refusal, _Mismatch) as error:
-                self.result = Result("failed", str(error), time.time(), time.monotonic() - began)
+                self._own = Result("failed", str(error), time.time(), time.monotonic() - began)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-                self.result = Result("failed", reason, time.time(), time.monotonic() - began)
+                self._own = Result("failed", reason, time.time(), time.monotonic() - began)
             else:
-                self.result = Result("passed", None, time.time(), time.monotonic() - began, checked)
-            return self.result
+                self._own = Result("passed", None, time.time(), time.monotonic() - began, checked)
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(write_atomically, self._file, json.dumps(self._own.as_dict()))
+            return self._own
 
     async def _with_retries(self, retries: int) -> int:
         for attempt in range(retries + 1):

@@ -163,6 +163,7 @@ class Service:
             why_off=self._ranks_off,
         )
         canary = Canary(
+            start=start,
             admission=admission,
             collector=collector,
             tokenizer=server.tokenizer,
