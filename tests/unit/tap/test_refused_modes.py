@@ -23,7 +23,7 @@ def worker(**changes: Any) -> Any:
         "parallel_config.enable_expert_parallel": False,
         "parallel_config.nnodes": 1,
         "parallel_config.distributed_executor_backend": "mp",
-        "compilation_config.pass_config": SimpleNamespace(enable_sp=False, fuse_allreduce_rms=False),
+        "compilation_config.pass_config": SimpleNamespace(fuse_allreduce_rms=False),
         "compilation_config.use_inductor_graph_partition": False,
         "model_config.runner_type": "generate",
         "model_config.is_encoder_decoder": False,

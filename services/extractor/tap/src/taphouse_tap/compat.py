@@ -206,7 +206,8 @@ def _mode_checks(config: Any) -> Iterator[tuple[str, bool]]:
     yield "prefill context parallelism splits rows over ranks", parallel.prefill_context_parallel_size > 1
     yield "decode context parallelism never ran with a tap", parallel.decode_context_parallel_size > 1
     yield "sequence-parallel MoE shards rows over ranks", bool(parallel.use_sequence_parallel_moe)
-    yield "sequence parallelism (enable_sp) shards rows over ranks", bool(tp > 1 and passes.enable_sp)
+    enable_sp = getattr(passes, "enable_sp", False)  # 0.32 has no such pass
+    yield "sequence parallelism (enable_sp) shards rows over ranks", bool(tp > 1 and enable_sp)
     yield "expert parallelism never ran with a tap", bool(parallel.enable_expert_parallel)
     yield (
         "fuse_allreduce_rms never ran with a tap; start with "
