@@ -1,116 +1,25 @@
-"""Where datasets, shards and the ledger lie: a small object store, and its implementation on a directory.
-
-Paths inside a store are relative, with `/` between parts; each part begins with a letter or digit and goes
-on with letters, digits, `.`, `_` and `-`. Anything else is `UnsafePath`, so a name from outside can't leave
-the store, and names that begin with a dot are free for temporary files.
-
-What is put is durable before the call returns: written to a temporary file, flushed to disk, given its name
-by `link` (exclusive) or `rename` (replacing), and the directory flushed. A reader sees all of an object or
-none.
-"""
+"""A store in a directory: temporary file, flush, link or rename, flush of the directory."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
-import json
 import os
-import re
 import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO
 
-from taphouse.errors import NotInStore, StoreDenied, StoreError, StoreFull, UnsafePath
+from taphouse.errors import NotInStore, StoreError
+from taphouse.store.os_errors import os_errors
+from taphouse.store.paths import TEMPORARY_PREFIX, is_name, safe_path
 
-TEMPORARY_PREFIX = ".tmp-"
-_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-
-
-class StagedFile(Protocol):
-    """An object in the making: invisible until `seal`, gone if that never comes. A context manager."""
-
-    path: str
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Append."""
-
-    def scratch(self) -> BinaryIO:
-        """An unnamed file beside it for working data, gone when closed."""
-
-    def seal(self) -> bool:
-        """Make it durable and visible. False when the name was taken: that object stays."""
-
-    def local_path(self) -> Path:
-        """Local file of the object that has the name after `seal`."""
-
-    def abort(self) -> None:
-        """Drop it."""
-
-    def __enter__(self) -> StagedFile: ...
-
-    def __exit__(self, *exc: object) -> None: ...
-
-
-class Store(Protocol):
-    """What Taphouse needs of a store. Every method raises `StoreError`s only."""
-
-    def read(self, path: str) -> bytes:
-        """All bytes of an object. Raises `NotInStore`."""
-
-    def open(self, path: str) -> BinaryIO:
-        """The object, for reading. Raises `NotInStore`."""
-
-    def put(self, path: str, data: bytes, *, durable: bool = True) -> None:
-        """Create or replace an object. `durable=False` skips the flush to disk only."""
-
-    def put_new(self, path: str, data: bytes) -> bool:
-        """Create an object. False, and nothing changed, when there is one."""
-
-    def create(self, path: str) -> StagedFile:
-        """Begin an object that is written in pieces."""
-
-    def link(self, source: str, target: str) -> bool:
-        """Give an object a second name. False, and nothing changed, when the name is taken."""
-
-    def flush(self, directory: str) -> None:
-        """Make the names in a directory durable, also those another process made. Raises `NotInStore`."""
-
-    def exists(self, path: str) -> bool:
-        """Whether there is an object or directory."""
-
-    def size(self, path: str) -> int:
-        """Bytes of an object. Raises `NotInStore`."""
-
-    def modified(self, path: str) -> float:
-        """When an object was written, in unix seconds. Raises `NotInStore`."""
-
-    def list(self, directory: str) -> list[str]:
-        """Names in a directory, sorted, without temporary files; empty when there is no such directory."""
-
-    def delete(self, path: str) -> bool:
-        """Remove an object. False when there was none."""
-
-    def lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold a lock of this name, waiting for it; freed when its holder dies."""
-
-    def local_path(self, path: str) -> Path:
-        """A local file that holds the object."""
-
-    def free_bytes(self) -> int:
-        """Bytes that can still be written."""
-
-    def sweep_temporaries(self, older_than_s: float = 3600.0) -> int:
-        """Remove what killed writers left, untouched for that long; walks the store. Returns how many."""
 
 
 class LocalStore:
@@ -189,7 +98,7 @@ class LocalStore:
                 names = [entry.name for entry in self.local_path(directory).iterdir()]
             except FileNotFoundError:
                 return []
-        return sorted(name for name in names if _PART.fullmatch(name))
+        return sorted(name for name in names if is_name(name))
 
     def delete(self, path: str) -> bool:
         """See `Store.delete`."""
@@ -312,62 +221,6 @@ class LocalStagedFile:
                 self._temporary = _temporary_name(self._target)
                 self._file = self._temporary.open("xb", buffering=0)
         return self._file
-
-
-def safe_path(path: str) -> str:
-    """The path itself when it is a safe relative one. Raises `UnsafePath`."""
-    if not isinstance(path, str) or not all(_PART.fullmatch(part) for part in path.split("/")):
-        raise UnsafePath(
-            f"{path!r} is no path inside a store",
-            path=str(path),
-            advice="Between slashes use letters, digits, '.', '_' and '-', a letter or digit first",
-        )
-    return path
-
-
-@contextlib.contextmanager
-def os_errors(path: str) -> Iterator[None]:
-    """Turn an `OSError` into the `StoreError` that fits it, naming `path`."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise NotInStore(f"{path} is not there", path=path) from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno in _FULL:
-            raise StoreFull(
-                f"{path} can't be written: {reason}", path=path, advice="Free some space and run it again"
-            ) from error
-        if error.errno in _DENIED:
-            raise StoreDenied(
-                f"{path} can't be used: {reason}",
-                path=path,
-                advice="Check owner, mode and mount of the store",
-            ) from error
-        raise StoreError(f"{path}: {reason}", path=path) from error
-
-
-def read_json(store: Store, path: str) -> Any:
-    """A JSON object in the store. Raises `NotInStore`, or `StoreError` when it is no JSON."""
-    try:
-        return json.loads(store.read(path))
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} is no JSON ({error})", path=path) from error
-
-
-def put_json(store: Store, path: str, value: Any, *, durable: bool = True) -> None:
-    """Create or replace a JSON object, keys sorted."""
-    store.put(path, to_json(value), durable=durable)
-
-
-def put_json_new(store: Store, path: str, value: Any) -> bool:
-    """Create a JSON object, keys sorted. False when there is one."""
-    return store.put_new(path, to_json(value))
-
-
-def to_json(value: Any) -> bytes:
-    """How JSON lies in a store: keys sorted, no spaces, a newline at the end."""
-    return (json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode()
 
 
 @contextlib.contextmanager
