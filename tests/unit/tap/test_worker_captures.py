@@ -13,6 +13,7 @@ import torch
 from tests.unit.tap.worker_fakes import capture_of, forward, opened, raw, rows_at, staging
 
 from taphouse.slices import Start, join_slices, read_trailer
+from taphouse_tap import writer as writer_module
 from taphouse_tap.breaker import Breaker
 from taphouse_tap.capture import Capture, Captures
 from taphouse_tap.errors import BadRows
@@ -186,6 +187,17 @@ def test_any_other_error_trips_the_breaker_and_fails_what_is_in_flight(
     assert bench.staging.host.used == 0
 
 
+def test_a_large_step_is_spread_over_threads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_SPREAD_BYTES", 1)
+    captures = [bench.capture(3, 4) for _ in range(5)]
+    bench.step(*((capture, 0, 3) for capture in captures))
+    bench.step(*((capture, 3, 1) for capture in captures))
+    for capture in captures:
+        bench.writer.put(Finish(capture))
+        assert bench.error(capture) is None
+        assert np.array_equal(join_slices(bench.start.slice_paths(capture.tag), 4), rows_at(range(4)))
+
+
 def test_a_failed_capture_takes_no_more_rows(bench: Bench) -> None:
     capture = bench.capture()
     bench.step((capture, 0, 3))
@@ -197,11 +209,14 @@ def test_a_failed_capture_takes_no_more_rows(bench: Bench) -> None:
     assert [p.suffix for p in bench.start.directory.glob(f"{capture.tag}.t*")] == [".slice"]
 
 
-def test_a_client_that_left_leaves_nothing(bench: Bench) -> None:
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_client_that_left_leaves_nothing(bench: Bench, more: int) -> None:
+    """Whether it left before its prompt was through or after."""
     capture = bench.capture()
     bench.step((capture, 0, 3))
     bench.start.release(capture.tag)
-    bench.step((capture, 3, 1))
+    if more:
+        bench.step((capture, 3, 1))
     bench.writer.put(Finish(capture))
     bench.idle()
     assert list(bench.start.directory.glob(f"{capture.tag}*")) == []

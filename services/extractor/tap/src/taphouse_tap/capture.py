@@ -29,6 +29,16 @@ class Capture:
         """The capture's name, made by our endpoint."""
         return self.opt_in.tag
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether the claim is gone: the client left, nobody waits for this capture."""
+        return not (self._directory / f"{self.tag}.claim").exists()
+
+    def drop(self) -> None:
+        """Remove what was written. Idempotent."""
+        if self._file is not None:
+            self._file.abort()
+
     def add(self, positions: NDArray[np.int64], rows: NDArray[np.uint8]) -> int:
         """Write rows [n, row bytes] to where their recorded `positions` [n] say; return how many stay.
 
@@ -60,8 +70,7 @@ class Capture:
 
     def fail(self, reason: str) -> None:
         """Seal the reason in place of rows, so that whoever waits is answered at once."""
-        if self._file is not None:
-            self._file.abort()
+        self.drop()
         seal_error(self._directory, self._trailer, reason)
 
 

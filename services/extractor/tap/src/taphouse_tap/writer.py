@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,12 @@ from .capture import Capture, Captures
 from .errors import BadRows
 from .record import Counters
 from .staging import StagedRows, Staging
+
+_SPREAD_OVER = 4
+"""Threads that share the captures of one large step: copying and checksums run outside the GIL."""
+
+_SPREAD_BYTES = 1 << 22
+"""Smaller steps are written by the writer's own thread."""
 
 logger = logging.getLogger("vllm.taphouse")
 
@@ -68,6 +75,7 @@ class Writer:
         self._breaker, self._counters, self._device = breaker, counters, device
         self._queue: queue.SimpleQueue[Step | Finish | Fail | FailAll] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="taphouse-writer", daemon=True)
+        self._pool = ThreadPoolExecutor(_SPREAD_OVER, thread_name_prefix="taphouse-write")
 
     def start(self) -> None:
         """Start the thread."""
@@ -108,29 +116,25 @@ class Writer:
         waited = time.perf_counter()
         self._counters.wait_s += waited - began
         unwritten = torch.isnan(step.rows.edges).any(dim=2)
-        for part in step.parts:
-            if part.capture not in self._captures:
-                continue
-            span = slice(part.first, part.first + part.count)
-            try:
-                if unwritten[span].any():
-                    row, layer = unwritten[span].nonzero()[0].tolist()
-                    raise BadRows(
-                        f"row {row} of a chunk has NaN at tapped layer number {layer}: the graph did not "
-                        "write it (it runs without the tap), or the model made it"
-                    )
-                kept = part.capture.add(step.rows.positions[span], step.rows.raw[span])
-            except (BadRows, SliceError, OSError) as error:
-                self._fail(part.capture, str(error))
+        parts = [part for part in step.parts if part.capture in self._captures]
+        spread = len(parts) > 1 and step.rows.raw.nbytes >= _SPREAD_BYTES
+        run = self._pool.map if spread else map
+        for part, done in zip(parts, list(run(lambda p: _add(p, step.rows, unwritten), parts)), strict=True):
+            if isinstance(done, str):
+                self._fail(part.capture, done)
             else:
-                self._counters.rows += kept
-                self._counters.bytes += kept * step.rows.raw.shape[1]
+                self._counters.rows += done
+                self._counters.bytes += done * step.rows.raw.shape[1]
         self._counters.write_s += time.perf_counter() - waited
 
     def _seal(self, capture: Capture) -> None:
         if capture not in self._captures:
             return
         began = time.perf_counter()
+        if capture.abandoned:
+            self._captures.remove(capture)
+            capture.drop()
+            return
         try:
             sealed = capture.seal()
         except (BadRows, SliceError, OSError) as error:
@@ -144,9 +148,27 @@ class Writer:
     def _fail(self, capture: Capture, reason: str) -> None:
         if not self._captures.remove(capture):
             return
+        if capture.abandoned:
+            capture.drop()
+            return
         self._counters.failed += 1
         logger.warning("Taphouse capture %s failed: %s", capture.tag, reason)
         try:
             capture.fail(reason)
         except (SliceError, OSError) as error:
             logger.warning("Taphouse could not seal the error of capture %s: %s", capture.tag, error)
+
+
+def _add(part: Part, rows: StagedRows, unwritten: torch.Tensor) -> int | str:
+    """Add a part's rows to its capture; return how many were kept, or why the capture fails."""
+    span = slice(part.first, part.first + part.count)
+    try:
+        if unwritten[span].any():
+            row, layer = unwritten[span].nonzero()[0].tolist()
+            return (
+                f"row {row} of a chunk has NaN at tapped layer number {layer}: the graph did not write it "
+                "(it runs without the tap), or the model made it"
+            )
+        return part.capture.add(rows.positions[span], rows.raw[span])
+    except (BadRows, SliceError, OSError) as error:
+        return str(error)
