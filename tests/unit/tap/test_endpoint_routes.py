@@ -336,6 +336,29 @@ def test_too_many_captures_at_once_answer_429(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
+def test_streams_share_one_limit_and_give_it_back(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, stream_limit_bytes=500)
+
+    async def go() -> None:
+        await bench.ready()
+        bench.engine.delay_s = 0.3
+        body = {"prompt": PROMPT, "delivery": "stream"}
+        async with bench.client() as client:
+            running = asyncio.create_task(client.post(URL, json=body))
+            while not bench.engine.running:
+                await asyncio.sleep(0.005)
+            refused = await client.post(URL, json=body)
+            assert (refused.status_code, "288 bytes are on their way" in message(refused)) == (429, True)
+            assert (await running).status_code == 200
+            bench.engine.error_rank = 0
+            assert (await client.post(URL, json=body)).status_code == 500
+            bench.engine.error_rank = None
+            assert (await client.post(URL, json=body)).status_code == 200
+        await stop(bench)
+
+    asyncio.run(go())
+
+
 def test_what_nobody_consumes_expires_but_what_runs_does_not(tmp_path: Path) -> None:
     bench = make_bench(tmp_path)
 

@@ -38,6 +38,7 @@ class Admission:
     def __init__(self, start: slices.Start, model: ModelFacts, limits: Limits) -> None:
         self._start = start
         self._model = model
+        self._streaming = 0
         self.limits = limits
 
     def reserve(self, prompts: Sequence[Prompt], max_tokens: int) -> list[slices.Claim]:
@@ -74,19 +75,32 @@ class Admission:
             reserving.add_done_callback(lambda done: _give_back(done, collector))
             raise
 
-    def check_stream(self, prompts: Sequence[Prompt], max_tokens: int, layers: int) -> None:
-        """Refuse a stream that could pass the limit, before anything is generated.
+    def admit_stream(self, prompts: Sequence[Prompt], max_tokens: int, layers: int) -> StreamRoom:
+        """Take room in memory for the largest stream that may come out, before anything is generated.
 
-        Raises: `TooLarge`.
+        All streams of this API server share one limit. Raises: `TooLarge`, `Busy`.
         """
         row = layers * self._model.hidden_size * self._model.itemsize
         worst = sum(len(prompt.token_ids) + max_tokens - 1 for prompt in prompts) * row
-        if worst > self.limits.stream_bytes:
+        limit = self.limits.stream_bytes
+        if worst > limit:
             raise TooLarge(
-                f"delivery: a stream of up to {worst} bytes, the limit is {self.limits.stream_bytes}; "
+                f"delivery: a stream of up to {worst} bytes, the limit is {limit}; "
                 "ask for fewer prompts, tokens or layers, or use delivery=slices",
                 param="delivery",
             )
+        if self._streaming + worst > limit:
+            raise Busy(
+                f"streams of up to {self._streaming} bytes are on their way, {worst} more would pass "
+                f"the limit of {limit}; ask again later",
+                retry_after=RETRY_AFTER_S,
+            )
+        self._streaming += worst
+        return StreamRoom(self, worst)
+
+    def give_back_stream(self, nbytes: int) -> None:
+        """Room that a `StreamRoom` held."""
+        self._streaming -= nbytes
 
     def _refuse_what_never_fits(self, claims: Sequence[slices.Claim]) -> None:
         needed = sum(claim.nbytes for claim in claims)
@@ -101,6 +115,19 @@ class Admission:
                 f"prompt: {len(claims)} prompts, at most {self.limits.in_flight} captures run at once",
                 param="prompt",
             )
+
+
+class StreamRoom:
+    """Memory held for one stream until it was sent, or until it turned out that there will be none."""
+
+    def __init__(self, admission: Admission, nbytes: int) -> None:
+        self._admission = admission
+        self._nbytes = nbytes
+
+    def give_back(self) -> None:
+        """Let go of it. Idempotent."""
+        self._admission.give_back_stream(self._nbytes)
+        self._nbytes = 0
 
 
 def _give_back(done: asyncio.Future[list[slices.Claim]], collector: Collector) -> None:

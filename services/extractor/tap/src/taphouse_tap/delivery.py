@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from taphouse import slices
+from taphouse_tap.admission import StreamRoom
 from taphouse_tap.collect import Capture
 from taphouse_tap.refusals import CaptureFailed
 from taphouse_tap.requests import CaptureRequest, ModelFacts
@@ -74,7 +75,7 @@ def slices_answer(answer: dict[str, Any], captures: Sequence[Capture]) -> Respon
     return JSONResponse(answer)
 
 
-def stream_answer(answer: dict[str, Any], captures: Sequence[Capture]) -> StreamResponse:
+def stream_answer(answer: dict[str, Any], captures: Sequence[Capture], room: StreamRoom) -> StreamResponse:
     """Join all ranks' slices into one body. Reads and checks every payload: call it off the event loop.
 
     Raises: `CaptureFailed` when a payload is not what its rank sealed.
@@ -86,25 +87,29 @@ def stream_answer(answer: dict[str, Any], captures: Sequence[Capture]) -> Stream
         ]
     except (slices.SliceError, OSError) as error:
         raise CaptureFailed(f"the capture failed: {error}") from error
-    return StreamResponse(slices.stream_parts(answer, states))
+    return StreamResponse(slices.stream_parts(answer, states), room)
 
 
 class StreamResponse(Response):
-    """Bytes of known length, sent in bounded pieces and never copied into one body."""
+    """Bytes of known length, sent in bounded pieces, never copied into one body; then gives its room back."""
 
     media_type = "application/octet-stream"
 
-    def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
+    def __init__(self, parts: Sequence[bytes | memoryview], room: StreamRoom) -> None:
         super().__init__()
+        self._room = room
         self._parts = parts
         self.nbytes = sum(len(part) for part in parts)
         self.headers["content-length"] = str(self.nbytes)
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send the headers and then the parts."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        for part in self._parts:
-            for at in range(0, len(part), CHUNK_BYTES):
-                chunk = bytes(part[at : at + CHUNK_BYTES])
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            for part in self._parts:
+                for at in range(0, len(part), CHUNK_BYTES):
+                    chunk = bytes(part[at : at + CHUNK_BYTES])
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._room.give_back()

@@ -1,4 +1,4 @@
-"""The routes of the tap. `Endpoint._capture` is the way of one request, top to bottom.
+"""The routes of the tap. `Endpoint._capture` and `_run` are the way of one request, top to bottom.
 
 =======  ==============================  ==========================================
 method   path (with and without /v1)     answer
@@ -20,12 +20,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from taphouse_tap.admission import StreamRoom
 from taphouse_tap.auth import KeyRing
 from taphouse_tap.collect import Capture
 from taphouse_tap.delivery import header, slices_answer, stream_answer
 from taphouse_tap.refusals import CaptureOff, Refusal, TooLarge
 from taphouse_tap.rendering import render
-from taphouse_tap.requests import CaptureRequest, parse_request
+from taphouse_tap.requests import CaptureRequest, Prompt, parse_request
 from taphouse_tap.service import Service, Tap
 from taphouse_tap.status import status
 
@@ -96,27 +97,44 @@ class Endpoint:
         wanted = parse_request(await read_body(request, service.settings.max_body_bytes))
         wanted.check(tap.model, service.settings.max_prompts)
         prompts = await render(wanted, tap.tokenizer, tap.model)
+        room = None
         if wanted.delivery == "stream":
-            tap.admission.check_stream(prompts, wanted.max_tokens, len(wanted.asked_layers(tap.model)))
+            layers = len(wanted.asked_layers(tap.model))
+            room = tap.admission.admit_stream(prompts, wanted.max_tokens, layers)
+        try:
+            captures, response = await self._run(request, tap, wanted, prompts, room)
+        except BaseException:
+            if room is not None:
+                room.give_back()
+            raise
+        self._count(service, tap, captures)
+        return response
 
+    async def _run(
+        self,
+        request: Request,
+        tap: Tap,
+        wanted: CaptureRequest,
+        prompts: list[Prompt],
+        room: StreamRoom | None,
+    ) -> tuple[list[Capture], Response]:
+        """Claim, capture, deliver; whatever is not handed over to the caller is released."""
         claims = await tap.admission.admit(prompts, wanted.max_tokens, tap.collector)
         whole = kept = False
         try:
             captures = await while_connected(request, tap.collector.capture_all(wanted, prompts, claims))
             whole = True
-            response = await self._deliver(tap, wanted, captures)
-            kept = wanted.delivery == "slices"
+            answer = header(
+                wanted, tap.model, captures, start_id=tap.start.start_id, fingerprint=tap.fingerprint
+            )
+            if room is not None:
+                return captures, await asyncio.to_thread(stream_answer, answer, captures, room)
+            response = slices_answer(answer, captures)
+            kept = True
+            return captures, response
         finally:
             if not kept:
                 tap.collector.release(claims, unfinished=not whole)
-        self._count(service, tap, captures)
-        return response
-
-    async def _deliver(self, tap: Tap, wanted: CaptureRequest, captures: list[Capture]) -> Response:
-        answer = header(wanted, tap.model, captures, start_id=tap.start.start_id, fingerprint=tap.fingerprint)
-        if wanted.delivery == "slices":
-            return slices_answer(answer, captures)
-        return await asyncio.to_thread(stream_answer, answer, captures)
 
     def _count(self, service: Service, tap: Tap, captures: list[Capture]) -> None:
         rows = sum(capture.rows for capture in captures)
