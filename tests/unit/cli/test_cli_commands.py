@@ -110,6 +110,7 @@ def test_enqueue_names_a_file_of_the_service(cli, api):
     assert job.id == "job-n"
     sent = JobRequest.model_validate_json(api.bodies[-1])
     assert (sent.path, sent.name) == ("sets/a.jsonl", "a")
+    assert cli.json("enqueue", "--server-path", "sets/b.jsonl")["name"] == "b.jsonl"
 
 
 def test_dry_run_counts_rows_and_sends_nothing(cli, api, tmp_path):
@@ -163,7 +164,11 @@ def test_enqueue_refuses_what_makes_no_sense(cli, api, args):
 
 def test_wait_follows_the_job_to_its_end(cli, api, make, no_sleep):
     running = make("job", id="job-n", state="running")
+    stuck = make("job", id="job-n", state="running", reason="the engine is away")
     done = make("job", id="job-n", state="done", rows=100, succeeded=98, failed=0, skipped=2)
+    api.later = [running, stuck, stuck, done]
+    assert cli("enqueue", "-", "--wait", stdin='{"text": "a"}').stderr.count("the engine is away") == 1
+    no_sleep.clear()
     api.later = [running, running, done]
     job = Job.model_validate(cli.json("enqueue", "-", "--wait", stdin='{"text": "a"}'))
     assert job == done and len(no_sleep) == 3
@@ -234,6 +239,8 @@ def test_a_job_is_shown_with_the_rows_that_failed(cli, api, make):
     text = cli("jobs", "job-a").stdout
     assert "the prompt [bold] is too long" in text and "and 2 more" in text and "57 to do" in text
     assert "waits for the engine" in text
+    api.jobs = [make("job", state="done", succeeded=97, finished_at=api.jobs[0].created_at + 97)]
+    assert "1.0 samples/s over 1m 37s" in cli("jobs", "job-a").stdout
 
 
 def test_an_unknown_job_is_refused_in_one_line(cli):

@@ -76,7 +76,6 @@ def _guarded(run: Callable[[], int], debug: bool) -> int:
             return ExitCode.OK
         raise
     except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted", None)
         return ExitCode.INTERRUPTED
     except Exception as error:
         if debug:
@@ -127,6 +126,9 @@ def _advice(error: Exception) -> str | None:
     table: tuple[tuple[type[Exception], str], ...] = (
         (errors.Unreachable, "start the extractor's API, or correct --api-url / TAPHOUSE_URL"),
         (errors.Unauthorized, "give the service's token with --token-file or TAPHOUSE_TOKEN"),
+        (errors.NotFound, "see what there is with `taphouse jobs` and `taphouse shards`"),
+        (errors.TooLarge, "send less at once: a dataset goes through `taphouse enqueue`"),
+        (errors.BadRequest, "correct it: see `--help`, and `taphouse enqueue --dry-run` for rows"),
         (errors.TooBusy, "try again a little later"),
         (errors.Unavailable, "run `taphouse doctor`"),
     )

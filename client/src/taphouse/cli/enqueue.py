@@ -98,7 +98,7 @@ def enqueue(
         return
     with session.client() as client:
         if server_path is not None:
-            job = client.enqueue_path(server_path, options, name=name)
+            job = client.enqueue_path(server_path, options, name=name or _name_of(server_path))
         else:
             job = _upload(session, client, str(dataset), options, name=name, limit=max_samples)
         _report(session, client, job, wait, fail_on_error)
@@ -116,12 +116,16 @@ def _upload(
     from taphouse.cli.dataset import STDIN, open_dataset, take
     from taphouse.cli.terminal import bytes_bar
 
-    name = name or (None if dataset == STDIN else dataset.rpartition("/")[2][:200])
+    name = name or (None if dataset == STDIN else _name_of(dataset))
     with (
         open_dataset(dataset) as (file, total),
         bytes_bar(session.err, "uploading", total if limit is None else None) as step,
     ):
         return client.enqueue(file if limit is None else take(file, limit), options, name=name, progress=step)
+
+
+def _name_of(path: str) -> str | None:
+    return path.rstrip("/").rpartition("/")[2][:200] or None
 
 
 def _report(session: Session, client: Taphouse, job: Job, wait: bool, fail_on_error: bool) -> None:

@@ -138,12 +138,8 @@ def job_details(job: Job, now: float | None = None) -> RenderableType:
         ("batches", _batches(job)),
         ("samples", f"{count(job.tokens)} tokens in {count(job.shards)} shards"),
         ("stored", f"{size(job.bytes)} of {size(job.raw_bytes)} raw ({ratio(job.bytes, job.raw_bytes)})"),
-        (
-            "rate",
-            f"{per_second(job.rate, 'samples')}, {duration(job.eta_s)} left" if not job.state.final else "–",
-        ),
+        ("rate", _rate(job)),
         ("created", age(job.created_at, now)),
-        ("took", duration(job.finished_at - job.created_at) if job.finished_at is not None else "–"),
         ("options", plain(", ".join(f"{k}={v}" for k, v in options.items()) or "defaults")),
         ("fingerprint", plain(job.fingerprint_id or "–")),
     ]
@@ -158,6 +154,13 @@ def job_details(job: Job, now: float | None = None) -> RenderableType:
     if more > 0:
         parts.append(Text(f"and {count(more)} more", "dim"))
     return Group(*parts)
+
+
+def _rate(job: Job) -> str:
+    if not job.state.final:
+        return f"{per_second(job.rate, 'samples')}, {duration(job.eta_s)} left"
+    took = (job.finished_at or 0.0) - job.created_at
+    return f"{per_second(job.succeeded / took, 'samples')} over {duration(took)}" if took > 0 else "–"
 
 
 def _unfinished(job: Job) -> str:

@@ -22,13 +22,15 @@ GIVE_UP_AFTER_S = 300.0
 def wait_for(session: Session, client: Taphouse, job: Job) -> Job:
     """Ask until the job is final, through restarts of the service; a progress bar on a terminal's stderr.
 
+    What it waits for (an engine that is away, a full disk) is said once, when it changes.
+
     Raises:
         Unreachable, Unavailable: the service was away for five minutes.
     """
     from taphouse.cli.terminal import items_bar
     from taphouse.errors import TooBusy, Unavailable, Unreachable
 
-    away = 0.0
+    away, said = 0.0, job.reason
     with items_bar(session.err, f"job {job.id}", job.rows) as step:
         while not job.state.final:
             time.sleep(INTERVAL_S)
@@ -39,6 +41,9 @@ def wait_for(session: Session, client: Taphouse, job: Job) -> Job:
                 away += INTERVAL_S
                 if away >= GIVE_UP_AFTER_S:
                     raise
+            if job.reason and job.reason != said and not job.state.final:
+                session.note(job.reason)
+                said = job.reason
             step(job.succeeded + job.failed + job.skipped)
     return job
 
