@@ -90,7 +90,7 @@ def test_tools_and_template_arguments_reach_the_template() -> None:
     [
         ([{"content": "x"}], "messages[0].role: a string is needed"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "'image_url'; only text"),
-        ([{"role": "user", "content": ["x"]}], "part of type None"),
+        ([{"role": "user", "content": [{"type": None}]}], "part of type None"),
         ([{"role": "user", "content": "w " * 70}], "messages: 76 prompt tokens"),
     ],
 )

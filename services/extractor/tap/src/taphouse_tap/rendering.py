@@ -13,6 +13,9 @@ from typing import Any, Protocol
 from taphouse_tap.refusals import InvalidField
 from taphouse_tap.requests import CaptureRequest, ModelFacts, Prompt, check_prompt
 
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
+"""Content parts that are text; images and the like have no token ids of their own."""
+
 
 class Tokenizer(Protocol):
     """What rendering needs of the server. Methods raise `InvalidField` for text they cannot take."""
@@ -137,8 +140,8 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
         content = message.get("content")
         parts = content if isinstance(content, list) else []
         for part in parts:
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind not in ("text", "thinking", "refusal"):
+            kind = part.get("type", "text") if isinstance(part, dict) else "text"
+            if kind not in TEXT_PARTS:
                 raise InvalidField(
                     f"{where}.content: part of type {kind!r}; only text is captured", param="messages"
                 )
