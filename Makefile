@@ -5,6 +5,7 @@ PACKAGES := client/src services/extractor/src services/extractor/tap/src service
 CODE := $(PACKAGES) tests benchmarks deploy
 PROFILE ?= demo
 KEEP ?=
+STOP ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check test-long bench lock format clean
@@ -15,8 +16,8 @@ help: ## list these targets
 setup: ## make the virtual environment with pinned dependencies (quick when nothing changed)
 	@TAPHOUSE_VENV=$(VENV) bash deploy/local/setup.sh
 
-demo: setup ## the main job on the real engine; PROFILE=smoke|demo|kimi-k2.5, KEEP=1 leaves it running
-	@$(BIN)/python deploy/local/demo.py --profile $(PROFILE) $(if $(KEEP),--keep)
+demo: setup ## the main job on the real engine; PROFILE=smoke|demo|kimi-k2.5, KEEP=1 leaves it running, STOP=1 stops that
+	@$(BIN)/python deploy/local/demo.py --profile $(PROFILE) $(if $(KEEP),--keep) $(if $(STOP),--stop)
 
 check: setup ## format, lint, types, import contracts, unit tests: under two minutes
 	$(BIN)/ruff format --check $(CODE)
@@ -32,8 +33,9 @@ test-long: setup ## the tests marked slow
 	$(BIN)/pytest tests -m slow
 
 bench: setup ## benchmarks on this machine; docs/benchmarks.md says how to read them
-	$(BIN)/python benchmarks/codec.py
-	$(BIN)/python benchmarks/capture_cpu.py
+	$(BIN)/python -m benchmarks.codec
+	$(BIN)/python deploy/local/model.py
+	$(BIN)/python -m benchmarks.capture_cpu
 
 lock: setup ## resolve requirements/base.in into requirements/lock.txt
 	$(BIN)/uv pip compile -q --python-version 3.11 --override requirements/overrides.txt \
