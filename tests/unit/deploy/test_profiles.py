@@ -1,10 +1,11 @@
 """Profiles: every name is known to the process that reads it, every value is one it takes."""
 
-import importlib.util
-import sys
+import re
+import socket
 from pathlib import Path
-from types import ModuleType
 
+import commands
+import profiles
 import pytest
 from pydantic import ValidationError
 
@@ -14,21 +15,6 @@ from taphouse_trainer.settings import Settings as TrainerSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = sorted(path.stem for path in (ROOT / "deploy" / "profiles").glob("*.env"))
-
-
-def module(name: str) -> ModuleType:
-    """A file of deploy/local, which is no package."""
-    spec = importlib.util.spec_from_file_location(
-        f"deploy_local_{name}", ROOT / "deploy" / "local" / f"{name}.py"
-    )
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-profiles = module("profiles")
 
 
 def part(values: dict[str, str], prefix: str) -> dict[str, str]:
@@ -78,8 +64,6 @@ def test_the_environment_wins_and_later_lines_follow() -> None:
 
 
 def test_taken_ports_are_moved_and_all_differ() -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -107,8 +91,14 @@ def test_a_line_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 def test_the_process_manager_needs_nothing_that_a_profile_lacks() -> None:
-    import re
-
     needed = set(re.findall(r"%\(ENV_(\w+)\)s", (ROOT / "deploy" / "local" / "supervisord.conf").read_text()))
     for name in NAMES:
         assert needed <= set(profiles.load(name, {}, {}, move_ports=False).values)
+
+
+def test_a_profile_that_is_printed_names_its_real_commands() -> None:
+    printed = dict(commands.commands(profiles.load("kimi-k2.5", {}, {}, move_ports=False)))
+    assert list(printed) == ["redis", "engine", "api", "worker", "trainer", "draft-trained"]
+    assert "--tensor-parallel-size 8" in printed["engine"]
+    assert '"model":"/mnt/taphouse/draft/latest"' in printed["draft-trained"]
+    assert not [line for line in printed.values() if "%(" in line]
