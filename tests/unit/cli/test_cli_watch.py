@@ -24,7 +24,7 @@ EMPTY = {
     "consumers": [],
     "ledger_head": 0,
 }
-DRAWN = """extraction running|2.5/s|1,280/s|1 of 2 busy|3.217|45.7%|2 shards behind
+DRAWN = """extraction running|2.5/s|1,280/s|1/2 busy|3.217|45.7%|2 shards behind
 21.0 ms / 48.3 ms|110 ms / 420 ms|latency: all requests of the engine|humaneval
 43/100|1 failed|job-a-000030|0.70×|▂▄█"""
 NUMBERS = {
@@ -123,10 +123,13 @@ def test_every_width_shows_all_numbers(moment, width):
 
 
 def test_it_fits_an_ordinary_terminal(moment, make):
-    shards = tuple(make("entry", seq) for seq in range(25, 31))
+    shards = tuple(
+        make("entry", seq).model_copy(update={"shard": f"j20261129193446-65971d41-{seq:06d}.safetensors"})
+        for seq in range(25, 31)
+    )
     full = draw(replace(moment, shards=shards), 80, 24)
-    assert len(full.splitlines()) <= 23 and "job-a-000030" in full
-    assert "job-a-000025" in draw(replace(moment, shards=shards), 80, 50)
+    assert len(full.splitlines()) <= 23 and "j20261129193446-6" in full
+    assert " 25 " not in full and " 25 " in draw(replace(moment, shards=shards), 80, 50)
 
 
 def test_follow_keeps_the_newest_shards_and_a_bounded_history(make):

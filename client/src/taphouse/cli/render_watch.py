@@ -89,7 +89,13 @@ def watch_view(moment: Moment, width: int = 100, height: int = 50) -> Renderable
         parts += [_side_by_side(boxes[0], boxes[1]), _side_by_side(boxes[2], boxes[3])]
     if moment.jobs:
         parts.append(_panel("jobs", _jobs(moment.jobs, width < NARROW)))
-    left = height - 1 - ROWS_ABOVE - (min(len(moment.jobs), JOBS_SHOWN + 1) + 2 if moment.jobs else 0)
+    left = (
+        height
+        - 1
+        - ROWS_ABOVE
+        - (2 if moment.problem else 0)
+        - (min(len(moment.jobs), JOBS_SHOWN + 1) + 2 if moment.jobs else 0)
+    )
     parts.append(_shards_panel(moment, rows=max(2, min(SHARDS_SHOWN, left - 3))))
     return Group(*parts)
 
@@ -190,7 +196,7 @@ def _queue_panel(status: QueueStatus) -> Panel:
     right: list[tuple[str, str | Text]] = [
         ("running", Text(count(depth.running), "bold blue" if depth.running else "")),
         ("finished", Text(count(depth.finished), "green" if depth.finished else "")),
-        ("workers", f"{busy} of {len(status.workers)} busy" if status.workers else Text("none", "bold red")),
+        ("workers", f"{busy}/{len(status.workers)} busy" if status.workers else Text("none", "bold red")),
     ]
     for (name, number, style), (other, value) in zip(left, right, strict=True):
         grid.add_row(name, Text(count(number), style if number else ""), other, value)
@@ -260,7 +266,8 @@ def _trainer_panel(moment: Moment) -> Panel:
             ("heard", Text(age(consumer.updated_at, moment.now), "bold red" if old else "")),
         ]
         parts.append(facts_grid(facts))
-    title = "trainers" if several else f"trainer {consumers[0].name}"
+    name = consumers[0].name
+    title = "trainers" if several else name if "trainer" in name else f"trainer {name}"
     return _panel(title, Group(*parts), alarm=stale)
 
 
@@ -298,7 +305,7 @@ def _shards_panel(moment: Moment, rows: int) -> Panel:
         return _panel(title, Text("none yet", "dim"))
     numbers = ("samples", "tokens", "stored", "of raw")
     landed = table("seq", *numbers, "sealed", "shard", right=("seq", *numbers))
-    landed.columns[-1].no_wrap, landed.columns[-1].overflow = True, "ellipsis"
+    landed.columns[-2].no_wrap = True
     for shard in reversed(moment.shards[-rows:]):
         landed.add_row(
             str(shard.seq),
@@ -307,6 +314,6 @@ def _shards_panel(moment: Moment, rows: int) -> Panel:
             size(shard.bytes),
             ratio(shard.bytes, shard.raw_bytes),
             age(shard.created_at, moment.now),
-            plain(shard.shard.removesuffix(".safetensors")),
+            Text(shard.shard.removesuffix(".safetensors"), no_wrap=True, overflow="ellipsis"),
         )
     return _panel(title, landed)
