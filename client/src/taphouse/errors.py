@@ -1,7 +1,7 @@
 """Every error that `taphouse` raises on purpose. One tree:
 
-    TaphouseError                    exit 1
-    ├── ShardError                   exit 5   a shard, or a sample for one, is not what it should be
+    TaphouseError
+    ├── ShardError                            a shard, or a sample for one, is not what it should be
     │   ├── TruncatedShard                    fewer or more bytes than it declares
     │   ├── MalformedShard                    not a shard, or its header contradicts itself
     │   ├── UnsupportedShard                  a format, version, codec or dtype this version doesn't know
@@ -9,26 +9,26 @@
     │   └── InvalidSample                     shape, dtype, ids, mask or id of a sample
     │       ├── NotFinite                     NaN or infinity among the hidden states
     │       └── ZeroRow                       a row of hidden states that is all zeros
-    ├── StoreError                   exit 6   the store can't do what was asked
+    ├── StoreError                            the store can't do what was asked
     │   ├── UnsafePath                        a path that could leave the store, or hide in it
     │   ├── NotInStore                        nothing under that path
     │   ├── StoreFull                         no space, quota or file-size limit
     │   └── StoreDenied                       read-only or no permission
-    ├── LedgerError                  exit 6   an entry is unreadable, or the ledger has a gap
-    ├── ApiError                     exit 4   the extractor API answered with an error
-    │   ├── BadRequest               exit 2   400, 422
-    │   ├── Unauthorized             exit 7   401, 403
+    ├── LedgerError                           an entry is unreadable, or the ledger has a gap
+    ├── ApiError                              the extractor API answered with an error
+    │   ├── BadRequest                        400, 422
+    │   ├── Unauthorized                      401, 403
     │   ├── NotFound                          404
     │   ├── TooLarge                          413
     │   ├── TooBusy                           429, with `retry_after`
     │   └── Unavailable                       5xx
-    ├── Unreachable                  exit 4   no answer from the server
-    └── PartialFailure               exit 3   some rows were done and some failed
+    ├── Unreachable                           no answer from the server
+    └── PartialFailure                        some rows were done and some failed
 
 `taphouse.slices` runs inside vLLM, imports nothing of this package and has errors of its own.
 
-An error carries what was wrong (`message`), what to do about it (`advice`, may be empty) and the exit status
-that a command which ends with it should use (`exit_code`). `str()` gives message and advice in one line.
+An error carries what was wrong (`message`) and what to do about it (`advice`, may be empty). `str()` gives both
+in one line. What exit status the command ends with stands in `taphouse.cli.boundary`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ from __future__ import annotations
 
 class TaphouseError(Exception):
     """Base of all errors here. `message` says what was wrong, `advice` what to do."""
-
-    exit_code = 1
 
     def __init__(self, message: str, *, advice: str = "") -> None:
         super().__init__(message, advice)
@@ -54,8 +52,6 @@ class ShardError(TaphouseError):
     `source` is the file (or "<bytes>"), `index` and `sample` the sample's place and id, `tensor` its tensor;
     each is None where the error isn't that particular. `detail` is the message without them.
     """
-
-    exit_code = 5
 
     def __init__(
         self,
@@ -137,8 +133,6 @@ class ZeroRow(InvalidSample):
 class StoreError(TaphouseError):
     """The store can't do what was asked. `path` is the path inside the store, or the store's root."""
 
-    exit_code = 6
-
     def __init__(self, message: str, *, path: str = "", advice: str = "") -> None:
         super().__init__(message, advice=advice)
         self.path = path
@@ -163,16 +157,12 @@ class StoreDenied(StoreError):
 class LedgerError(TaphouseError):
     """An entry can't be read, or one below the head is missing."""
 
-    exit_code = 6
-
 
 class ApiError(TaphouseError):
     """The extractor API answered with an error status.
 
     `code` and `param` are the body's, where it has them; `retry_after` is in seconds.
     """
-
-    exit_code = 4
 
     def __init__(
         self,
@@ -194,13 +184,9 @@ class ApiError(TaphouseError):
 class BadRequest(ApiError):
     """400 or 422: the request itself is wrong; `param` names the field."""
 
-    exit_code = 2
-
 
 class Unauthorized(ApiError):
     """401 or 403: no token, or one that isn't accepted."""
-
-    exit_code = 7
 
 
 class NotFound(ApiError):
@@ -222,10 +208,6 @@ class Unavailable(ApiError):
 class Unreachable(TaphouseError):
     """No answer: connection refused, name not found, timeout or a cut body."""
 
-    exit_code = 4
-
 
 class PartialFailure(TaphouseError):
     """Part of the work was done and part failed; the counts are in the message."""
-
-    exit_code = 3
