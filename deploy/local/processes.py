@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
+import psutil  # type: ignore[import-untyped]
 from profiles import ROOT
-from supervisor.xmlrpc import SupervisorTransport
+from supervisor.xmlrpc import SupervisorTransport  # type: ignore[import-untyped]
 
 CONF = ROOT / "deploy" / "local" / "supervisord.conf"
 _UP = ("STARTING", "RUNNING")

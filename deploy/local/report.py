@@ -47,12 +47,12 @@ def check_shards(root: Path) -> Shards:
 
 @dataclass
 class Training:
-    """The trainer's own log: steps, and loss on samples it never trained on."""
+    """The trainer's own log: steps, and loss on samples it never trained on (how many, first and last)."""
 
     steps: int = 0
     held_out_first: float | None = None
     held_out_last: float | None = None
-    held_out_samples: int = 0
+    held_out_samples: tuple[int, int] = (0, 0)
 
 
 def read_training(output: Path) -> Training:
@@ -63,10 +63,13 @@ def read_training(output: Path) -> Training:
         entry = json.loads(line)
         found.steps = max(found.steps, entry["step"])
         if entry["kind"] == "held_out":
+            first = found.held_out_first is None
+            found.held_out_first = entry["loss"] if first else found.held_out_first
             found.held_out_last = entry["loss"]
-            found.held_out_samples = entry["samples"]
-            if found.held_out_first is None:
-                found.held_out_first = entry["loss"]
+            found.held_out_samples = (
+                entry["samples"] if first else found.held_out_samples[0],
+                entry["samples"],
+            )
     return found
 
 
@@ -139,7 +142,8 @@ class Report:
         table.add_row("training steps", str(training.steps))
         if training.held_out_first is not None and training.held_out_last is not None:
             loss = f"{training.held_out_first:.3f} → {training.held_out_last:.3f}"
-            table.add_row("held-out loss", f"{loss} ({training.held_out_samples} samples)")
+            first, last = training.held_out_samples
+            table.add_row("held-out loss", f"{loss} ({first} samples at first, {last} at last)")
         return table
 
     def _drafts(self) -> Table:

@@ -33,14 +33,15 @@ class Screen:
             TextColumn("{task.fields[note]}"),
         )
         self._tasks, self._said = {}, {}
-        with Progress(*columns, console=self.console, transient=True) as self._progress:
+        plain = not self.console.is_terminal
+        with Progress(*columns, console=self.console, transient=True, disable=plain) as self._progress:
             yield
         self._progress = None
 
     def say(self, text: str) -> None:
         """A line that stays, with the time since the start."""
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
-        self.console.print(f"[dim]{minutes:2d}:{seconds:02d}[/] {text}", highlight=False)
+        self.console.print(f"[dim]{minutes:2d}:{seconds:02d}[/] {text}", highlight=False, soft_wrap=True)
 
     def bar(self, name: str, done: float, total: float | None, note: str = "") -> None:
         """Shows how far something has come; `total` None when nobody knows."""
