@@ -1,8 +1,8 @@
 """Client of the tap's endpoint on the live engine: a prompt in, joined hidden states out.
 
 Bulk bytes don't pass through HTTP: the answer names sealed slices, which are read from the shared slice
-directory and released. A path in an answer is never opened as it stands: only its file name is used, below
-our own directory.
+directory and released. A path in an answer is never opened: slices lie below our own directory, by the names
+that the slice contract gives them.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _read(answer: dict[str, Any], item: dict[str, Any], directory: Path, layers:
         raise CaptureFailed(f"the engine could not capture it: {item['error']}")
     if item.get("finish_reason") == "abort":
         raise EngineUnavailable("the engine aborted the row: it is stopping")
-    paths = [directory / Path(str(part["path"])).name for part in item["slices"]]
+    paths = [directory / f"{item['tag']}.t{int(part['tp_rank'])}.slice" for part in item["slices"]]
     rows = int(item["rows"])
     tapped = check_slices(paths)[0]
     token_ids = np.asarray(item["token_ids"], np.int32)

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.queue.fake_tap import FakeTap, states_of
+from tests.unit.extractor.conftest import engine_of
+
+from taphouse_extractor.engine import Engine, in_order
+from taphouse_extractor.errors import CaptureFailed, EngineTimeout, EngineUnavailable, RowRefused
+
+
+def engine_that(answer: Callable[[httpx.Request], httpx.Response], slice_dir: Path) -> Engine:
+    transport = httpx.MockTransport(answer)
+    return Engine("http://engine", slice_dir=slice_dir, transport=transport, sleep=lambda _: None)
+
+
+def tampering(tap: FakeTap, change: Callable[[dict[str, Any]], None]) -> Engine:
+    """An engine whose answers are changed on the way."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content) if request.content else {}
+        status, headers, out = tap.handle(request.method, request.url.path, None, body)
+        if status == 200 and "data" in out:
+            change(out)
+        return httpx.Response(status, headers=headers, json=out)
+
+    return engine_that(answer, tap.slice_dir)
+
+
+def test_a_capture_is_joined_from_all_ranks_and_released(tap: FakeTap) -> None:
+    capture = engine_of(tap).capture({"prompt": "hello", "max_tokens": 3})
+    assert capture.token_ids.tolist() == [*b"hello", 97, 98, 99]
+    assert (capture.prompt_len, capture.rows, capture.num_layers, capture.hidden_size) == (5, 7, 4, 8)
+    np.testing.assert_array_equal(capture.states, states_of([*b"hello", 97, 98], (1, 2, 4), 8))
+    assert tap.slices_left() == []
+
+
+def test_a_full_engine_is_waited_for(tap: FakeTap) -> None:
+    tap.full = 3
+    assert engine_of(tap).capture({"prompt": "hello", "max_tokens": 1}).rows == 5
+    assert len(tap.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "message", "asked"),
+    [("REFUSE", RowRefused, "at most 7 tokens", 1), ("BROKEN", CaptureFailed, "row 3 is missing", 3)],
+)
+def test_what_is_the_rows_fault(
+    tap: FakeTap, prompt: str, error: type[Exception], message: str, asked: int
+) -> None:
+    with pytest.raises(error, match=message):
+        engine_of(tap).capture({"prompt": prompt, "max_tokens": 1})
+    assert len(tap.requests) == asked
+
+
+def test_a_row_is_not_blamed_for_an_engine_that_stops_capturing(tap: FakeTap, tmp_path: Path) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"capture": "off", "reason": "the breaker tripped"})
+        return httpx.Response(500, json={"error": {"message": "engine core died"}})
+
+    with pytest.raises(EngineUnavailable, match="breaker tripped"):
+        engine_that(answer, tmp_path).capture({"prompt": "x", "max_tokens": 1})
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 502, 503])
+def test_what_is_not_the_rows_fault(status: int, tmp_path: Path) -> None:
+    engine = engine_that(lambda _: httpx.Response(status, text="<html>"), tmp_path)
+    with pytest.raises(EngineUnavailable, match=str(status)):
+        engine.capture({"prompt": "x", "max_tokens": 1})
+
+
+def test_network_failures(tmp_path: Path) -> None:
+    def refused(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    def silent(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("silence", request=request)
+
+    with pytest.raises(EngineUnavailable, match="can't reach"):
+        engine_that(refused, tmp_path).capture({"prompt": "x"})
+    with pytest.raises(EngineTimeout):
+        engine_that(silent, tmp_path).capture({"prompt": "x"})
+
+
+def test_a_wrong_key_names_the_setting(tap: FakeTap) -> None:
+    tap.key = "right"
+    with pytest.raises(EngineUnavailable, match="engine_key"):
+        engine_of(tap, "wrong").capture({"prompt": "x", "max_tokens": 1})
+    assert engine_of(tap, "right").capture({"prompt": "x", "max_tokens": 1}).rows == 1
+
+
+def test_a_slice_directory_that_is_not_shared_is_said(tap: FakeTap, tmp_path: Path) -> None:
+    engine = tampering(tap, lambda _: None)
+    engine.slice_dir = tmp_path / "other"
+    with pytest.raises(EngineUnavailable, match="slice_dir"):
+        engine.capture({"prompt": "x", "max_tokens": 1})
+
+
+def test_a_path_in_an_answer_is_never_opened(tap: FakeTap, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    os.mkfifo(elsewhere)  # opening it would wait for ever
+
+    def change(out: dict[str, Any]) -> None:
+        for part in out["data"][0]["slices"]:
+            part["path"] = str(elsewhere)
+
+    assert tampering(tap, change).capture({"prompt": "x", "max_tokens": 1}).rows == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda out: out["data"][0].update(tag="../../etc"),
+        lambda out: out.update(start_id="../elsewhere"),
+        lambda out: out["data"][0]["slices"][0].update(tp_rank="../secret"),
+        lambda out: out["data"][0].update(rows=99),
+        lambda out: out["data"][0].update(rows=0),
+        lambda out: out["data"][0]["slices"].pop(),
+        lambda out: out["data"][0].update(error="row 2 is missing"),
+        lambda out: out.pop("data"),
+        lambda out: out.pop("fingerprint"),
+        lambda out: out["data"][0].update(token_ids="abc"),
+    ],
+)
+def test_answers_that_contradict_themselves_make_no_capture(
+    tap: FakeTap, change: Callable[[dict[str, Any]], None]
+) -> None:
+    with pytest.raises(CaptureFailed):
+        tampering(tap, change).capture({"prompt": "hello", "max_tokens": 1})
+
+
+def test_a_damaged_slice_makes_no_capture(tap: FakeTap) -> None:
+    def flip(out: dict[str, Any]) -> None:
+        path = tap.start.directory / (out["data"][0]["tag"] + ".t1.slice")
+        data = bytearray(path.read_bytes())
+        data[5] ^= 1
+        path.write_bytes(data)
+
+    with pytest.raises(CaptureFailed, match="crc32"):
+        tampering(tap, flip).capture({"prompt": "hello", "max_tokens": 1})
+    assert tap.slices_left() == []
+
+
+def test_in_order_keeps_the_order_and_the_bound() -> None:
+    running, peak, lock = 0, 0, threading.Lock()
+
+    def work(n: int) -> int:
+        nonlocal running, peak
+        with lock:
+            running += 1
+            peak = max(peak, running)
+        time.sleep(0.002 * (7 - n % 7))
+        with lock:
+            running -= 1
+        return n * n
+
+    assert list(in_order(work, range(40), 4)) == [n * n for n in range(40)]
+    assert 1 < peak <= 4
+
+
+def test_in_order_is_lazy_and_raises_where_the_result_would_be() -> None:
+    begun: list[int] = []
+
+    def work(n: int) -> int:
+        begun.append(n)
+        return 1 // (n - 2)
+
+    results = in_order(work, range(1000), 3)
+    assert [next(results), next(results)] == [-1, -1]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+    assert len(begun) < 10

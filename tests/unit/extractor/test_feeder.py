@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from tests.unit.extractor.conftest import Bench
+
+from taphouse_extractor import feeder as feeder_module
+from taphouse_extractor.feeder import Feeder, FeederLimits
+from taphouse_extractor.leases import Tries
+from taphouse_extractor.records import BatchRef
+
+
+class Clock:
+    """`time` as the feeder sees it."""
+
+    def __init__(self) -> None:
+        self.now = time.time()
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(feeder_module, "time", clock)
+    return clock
+
+
+class Pause:
+    reason: str | None = None
+
+    def __call__(self) -> str | None:
+        return self.reason
+
+
+@pytest.fixture
+def pause() -> Pause:
+    return Pause()
+
+
+@pytest.fixture
+def feeder(bench: Bench, clock: Clock, pause: Pause) -> Feeder:
+    return Feeder(
+        records=bench.records,
+        progress=bench.progress,
+        ledger=bench.ledger,
+        queue=bench.queue,  # type: ignore[arg-type]
+        leases=bench.leases,  # type: ignore[arg-type]
+        limits=FeederLimits(max_queued=3, max_attempts=2, start_grace_s=5.0),
+        fail=bench.pipeline.fail,
+        paused=pause,
+    )
+
+
+def refs(job_id: str, *batches: int) -> list[BatchRef]:
+    return [BatchRef(job_id=job_id, batch=batch) for batch in batches]
+
+
+def rows(count: int) -> list[dict[str, str]]:
+    return [{"prompt": f"p{n}"} for n in range(count)]
+
+
+def test_the_queue_is_filled_to_its_bound_oldest_job_first(bench: Bench, feeder: Feeder) -> None:
+    job = bench.job(rows(5), batch_size=1)
+    assert feeder.step() == 3
+    assert list(bench.queue.queued.values()) == refs(job.id, 0, 1, 2)
+    assert feeder.step() == 0
+    bench.pipeline.run(bench.queue.take())
+    bench.queue.taken.clear()
+    assert feeder.step() == 1
+    assert list(bench.queue.queued.values()) == refs(job.id, 1, 2, 3)
+
+
+def test_a_batch_that_is_held_is_left_alone(bench: Bench, feeder: Feeder) -> None:
+    job = bench.job(rows(2), batch_size=1)
+    bench.leases.held[refs(job.id, 0)[0]] = "worker"
+    assert feeder.step() == 1
+    assert list(bench.queue.queued.values()) == refs(job.id, 1)
+
+
+def test_a_worker_that_is_gone_loses_its_batch_after_the_grace(
+    bench: Bench, feeder: Feeder, clock: Clock
+) -> None:
+    job = bench.job(rows(1))
+    feeder.step()
+    ref = bench.queue.take()
+    bench.leases.held[ref] = "worker"
+    clock.now += 100
+    assert feeder.step() == 0
+    del bench.leases.held[ref]  # killed: its lease ran out
+    assert feeder.step() == 0
+    clock.now += 4
+    assert feeder.step() == 0
+    clock.now += 2
+    assert feeder.step() == 1
+    assert list(bench.queue.queued.values()) == refs(job.id, 0)
+    assert bench.queue.taken == {}
+    assert bench.leases.counted[ref].bad == 1
+
+
+def test_a_batch_that_ends_between_two_looks_is_not_run_again(
+    bench: Bench, feeder: Feeder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis is read before the store: it no longer holds the batch, and the outcome is there."""
+    bench.job(rows(1))
+    feeder.step()
+    ref = bench.queue.take()
+    bench.leases.held[ref] = "worker"
+    look = bench.queue.view
+
+    def ends_after_the_look() -> object:
+        seen = look()
+        bench.pipeline.run(ref)
+        bench.queue.taken.clear()
+        bench.leases.held.clear()
+        return seen
+
+    monkeypatch.setattr(bench.queue, "view", ends_after_the_look)
+    assert feeder.step() == 0
+
+
+def test_a_lost_queue_is_rebuilt(bench: Bench, feeder: Feeder, clock: Clock) -> None:
+    job = bench.job(rows(4), batch_size=1)
+    feeder.step()
+    bench.pipeline.run(bench.queue.take())
+    bench.queue.queued.clear()
+    bench.queue.taken.clear()
+    bench.leases.wiped = True
+    bench.leases.renew_every_s = 3.0
+    assert feeder.step() == 3
+    assert clock.slept == [6.0]  # whoever runs a batch says so again within this time
+    assert list(bench.queue.queued.values()) == refs(job.id, 1, 2, 3)
+
+
+def test_waiting_is_kept_and_does_not_end_in_failure(bench: Bench, feeder: Feeder, clock: Clock) -> None:
+    job = bench.job(rows(1))
+    ref = refs(job.id, 0)[0]
+    bench.leases.counted[ref] = Tries(waits=50, not_before=clock.now + 10, reason="engine away")
+    assert feeder.step() == 0
+    assert bench.overview.job(job.id).reason == "a batch waits for its next run: engine away"
+    clock.now += 11
+    assert feeder.step() == 1
+
+
+def test_a_batch_that_keeps_crashing_is_given_up_with_its_reason(bench: Bench, feeder: Feeder) -> None:
+    job = bench.job(rows(3), batch_size=2)
+    bench.leases.counted[refs(job.id, 0)[0]] = Tries(bad=2, reason="killed by signal 9")
+    assert feeder.step() == 1
+    bench.pipeline.run(refs(job.id, 1)[0])
+    done = bench.overview.job(job.id)
+    assert (done.state.value, done.succeeded, done.failed, done.rows) == ("done", 1, 2, 3)
+    assert done.failures[0].reason == "given up after 2 runs; the last: killed by signal 9"
+
+
+def test_a_pause_feeds_nothing_and_drops_nothing(bench: Bench, feeder: Feeder, pause: Pause) -> None:
+    bench.job(rows(2), batch_size=1)
+    pause.reason = "disk"
+    assert feeder.step() == 0
+    pause.reason = None
+    assert feeder.step() == 2
+
+
+def test_only_the_leader_feeds(bench: Bench, feeder: Feeder) -> None:
+    bench.job(rows(1))
+    bench.leases.leader = "another"
+    assert feeder.step() == 0
+    bench.leases.leader = None
+    assert feeder.step() == 1
+
+
+def test_a_cancelled_jobs_batches_leave_the_queue(bench: Bench, feeder: Feeder) -> None:
+    job = bench.job(rows(3), batch_size=1)
+    feeder.step()
+    bench.records.cancel(job.id)
+    assert feeder.step() == 0
+    assert bench.queue.queued == {}
+
+
+def test_the_leader_mends_the_ledger_and_drops_dead_spools(
+    bench: Bench, feeder: Feeder, clock: Clock
+) -> None:
+    job = bench.job(rows(1))
+    outcome = bench.pipeline.run(refs(job.id, 0)[0])
+    bench.store.delete("ledger/000000000001.json")
+    bench.store.delete(f"ledger/by-shard/{outcome.shard}.json")
+    dead = bench.records.job(job.id).model_copy(
+        update={"id": "j20200101000000-00000000", "created_at": 0.0, "spooled": False}
+    )
+    bench.records.put_job(dead)
+    clock.now += 10_000_000.0
+    feeder.step()
+    assert [entry.shard for entry in bench.ledger.entries()] == [outcome.shard]
+    assert not bench.store.exists(f"jobs/{dead.id}/job.json")

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taphouse.store import LocalStore
+from taphouse.wire import JobOptions
+from taphouse_extractor.errors import InvalidRequest, NotFound, TooLarge
+from taphouse_extractor.records import BatchRef, Records
+from taphouse_extractor.spool import Limits, Spool, open_dataset, spool_file
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    return Records(LocalStore(tmp_path / "store"))
+
+
+def spool(records: Records, limits: Limits | None = None, **options: Any) -> Spool:
+    return Spool(records, limits or Limits(10_000, 100, 200), JobOptions(**options), None)
+
+
+def rows_of(records: Records, job_id: str) -> list[list[Any]]:
+    job = records.job(job_id)
+    return [
+        [json.loads(line) for line in records.row_lines(BatchRef(job_id=job_id, batch=batch))]
+        for batch in range(job.batches)
+    ]
+
+
+def test_rows_are_cut_into_batches(records: Records) -> None:
+    taking = spool(records, batch_size=2)
+    taking.feed(b'{"prompt":"0"}\r\n\n  \n{"prompt":"1"}\n{"prom')
+    taking.feed(b'pt":"2"}')
+    job = taking.finish()
+    assert (job.rows, job.batches, job.spooled) == (3, 2, True)
+    assert rows_of(records, job.id) == [[{"prompt": "0"}, {"prompt": "1"}], [{"prompt": "2"}]]
+    assert records.job(job.id) == job
+    assert list(job.rows_of(1)) == [2]
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(st.dictionaries(st.text(max_size=4), st.text(max_size=6), max_size=3), min_size=1, max_size=20),
+    st.integers(1, 7),
+    st.integers(1, 5),
+)
+def test_however_it_is_cut_the_rows_are_the_same(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]], chunk: int, batch_size: int
+) -> None:
+    records = Records(LocalStore(tmp_path_factory.mktemp("store")))
+    data = "\n".join(json.dumps(row) for row in rows).encode()
+    taking = spool(records, batch_size=batch_size)
+    for at in range(0, len(data), chunk):
+        taking.feed(data[at : at + chunk])
+    job = taking.finish()
+    batches = rows_of(records, job.id)
+    assert [row for batch in batches for row in batch] == rows
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (b'{"a":1}\n\n{"a":\n', InvalidRequest, "line 3 is not JSON"),
+        (b'{"a":1}\n[1]\n', InvalidRequest, "line 2 is not a JSON object"),
+        (b'"text"', InvalidRequest, "line 1 is not a JSON object"),
+        (b'{"a":"\xff"}\n', InvalidRequest, "line 1 is not JSON"),
+        (b'{"a":1}\n{"a":"' + b"x" * 300 + b'"}\n', TooLarge, "line 2 is over 200 bytes"),
+        (b'{"a":1}\n' + b"x" * 300, TooLarge, "line 2 is over 200 bytes"),
+        (b'{"a":1}\n' * 101, TooLarge, "line 101: over 100 rows"),
+        (b" " * 100 + b"\n" * 9_901, TooLarge, "over 10000 bytes"),
+        (b"\n\n", InvalidRequest, "no rows"),
+        (b"[" * 199, InvalidRequest, "line 1 is not JSON"),
+    ],
+)
+def test_a_dataset_over_a_limit_or_no_dataset_is_refused_by_line(
+    records: Records, data: bytes, error: type[Exception], message: str
+) -> None:
+    taking = spool(records, batch_size=3)
+    with pytest.raises(error, match=message):
+        taking.feed(data)
+        taking.finish()
+    taking.abort()
+    with pytest.raises(NotFound):
+        records.job(taking.job.id)
+    assert records.store.list(f"jobs/{taking.job.id}/rows") == []
+
+
+def test_a_line_is_refused_before_it_is_whole(records: Records) -> None:
+    """A body without a line end must not be gathered in memory up to the dataset's limit."""
+    taking = spool(records, Limits(1 << 30, 100, 1000))
+    with pytest.raises(TooLarge, match="line 1"):
+        for _ in range(12):
+            taking.feed(b"x" * 100)
+
+
+def test_datasets_by_path(records: Records, tmp_path: Path) -> None:
+    root = tmp_path / "datasets"
+    (root / "sub").mkdir(parents=True)
+    (root / "sub" / "a b.jsonl").write_text('{"prompt":"x"}\n')
+    outside = tmp_path / "outside.jsonl"
+    outside.write_text('{"prompt":"secret"}\n')
+    (root / "link.jsonl").symlink_to(outside)
+    (root / "inner.jsonl").symlink_to(root / "sub" / "a b.jsonl")
+    os.mkfifo(root / "fifo.jsonl")
+    for path in (f"{root}/sub/a b.jsonl", f"file://{root}/sub/a%20b.jsonl", f"{root}/inner.jsonl"):
+        with open_dataset(path, (root,)) as file:
+            assert spool_file(file, spool(records)).rows == 1
+    for path in (
+        str(outside),
+        f"{root}/../outside.jsonl",
+        f"{root}/link.jsonl",
+        f"{root}/sub",
+        f"{root}/fifo.jsonl",
+        f"{root}/absent.jsonl",
+        "sub/a b.jsonl",
+        "file://elsewhere/x",
+        f"file://{root}/%2e%2e/outside.jsonl",
+        "a\0b",
+        "s3://bucket/x",
+    ):
+        with pytest.raises(InvalidRequest, match="dataset roots"):
+            open_dataset(path, (root,))
+    with pytest.raises(InvalidRequest, match="upload it"):
+        open_dataset(str(outside), ())
