@@ -165,7 +165,8 @@ class Taphouse:
         part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
         digest, received = hashlib.sha256(), 0
         try:
-            with _reachable(), self._http.stream("GET", f"/v1/shards/{_segment(name)}") as answer:
+            path, plain = f"/v1/shards/{_segment(name)}", {"Accept-Encoding": "identity"}
+            with _reachable(), self._http.stream("GET", path, headers=plain) as answer:
                 if answer.is_error:
                     answer.read()
                 _raise_for(answer)
