@@ -8,12 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from taphouse.samples import Sample
-from taphouse.shards import ShardMeta
 from tests.trainer.tiny import (
-    HIDDEN, LAYERS, LENGTH, SAMPLES_PER_SHARD, TAPPED, add_shard, capture, fingerprint, progressions, tiny_model,
+    HIDDEN,
+    LAYERS,
+    LENGTH,
+    SAMPLES_PER_SHARD,
+    TAPPED,
+    add_shard,
+    capture,
+    fingerprint,
+    progressions,
+    tiny_model,
 )  # fmt: skip
 from transformers import LlamaForCausalLM
+
+from taphouse.samples import Sample
+from taphouse.shards import ShardMeta
 
 
 @pytest.fixture(scope="session")

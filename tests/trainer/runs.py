@@ -6,9 +6,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tests.trainer.tiny import step_lines
+
 from taphouse_trainer.main import run
 from taphouse_trainer.settings import Settings
-from tests.trainer.tiny import step_lines
 
 QUICK: dict[str, Any] = {
     "port": 0, "draft_vocab_size": 96, "vocabulary_min_tokens": 1000, "batch_size": 4, "warmup_steps": 5,

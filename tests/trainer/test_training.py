@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from speculators.models.eagle3 import Eagle3DraftModel
-from taphouse.samples import Sample
-from taphouse_trainer.shard_stream import HeldOut
 from tests.trainer.conftest import StoreMaker
 from tests.trainer.runs import losses, seen, train
 from tests.trainer.tiny import VOCAB, step_lines
+
+from taphouse.samples import Sample
+from taphouse_trainer.shard_stream import HeldOut
 
 
 def test_learns_and_leaves_a_servable_checkpoint(

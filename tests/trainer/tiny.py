@@ -1,4 +1,4 @@
-"""A tiny Llama target, its captured states, and stores of shards: plain functions that fixtures and tests share."""
+"""A tiny Llama target, its states and stores of shards: plain functions for fixtures and tests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from taphouse.ledger import Ledger
 from taphouse.samples import Sample
 from taphouse.shards import ShardMeta, shard_name, write_shard
 from taphouse.store import LocalStore
-from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB, HIDDEN, LAYERS, LENGTH = 128, 64, 4, 40
 TAPPED = (1, 2, 3, LAYERS)
