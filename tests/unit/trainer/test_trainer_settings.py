@@ -1,0 +1,58 @@
+"""Command line > environment > file > default, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from taphouse_trainer.settings import load_settings
+
+NEEDED = ["--store", "s", "--target", "t", "--output", "o"]
+
+
+def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "trainer.env"
+    file.write_text("TAPHOUSE_TRAINER_LR=0.1\nTAPHOUSE_TRAINER_SEED=1\nTAPHOUSE_TRAINER_BATCH_SIZE=11\n")
+    monkeypatch.setenv("TAPHOUSE_TRAINER_SEED", "2")
+    monkeypatch.setenv("TAPHOUSE_TRAINER_BATCH_SIZE", "22")
+    made = load_settings([*NEEDED, "--batch-size", "33", "--settings-file", str(file)])
+    assert (made.lr, made.seed, made.batch_size, made.ttt_steps) == (0.1, 2, 33, 3)
+
+
+def test_lists_and_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = load_settings([*NEEDED, "--layers", "2,15,27", "--epochs", "null"])
+    assert (made.layers, made.epochs) == ((2, 15, 27), None)
+    monkeypatch.setenv("TAPHOUSE_TRAINER_LAYERS", "[2, 15]")
+    assert load_settings(NEEDED).layers == (2, 15)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["--store", "s", "--target", "t"], "output"),
+        ([*NEEDED, "--lr", "-1"], "lr"),
+        ([*NEEDED, "--name", "../other"], "name"),
+        ([*NEEDED, "--epochs", "null", "--stop-when-idle-s", "5"], "last pass"),
+    ],
+)
+def test_what_is_wrong_is_named(arguments: list[str], name: str) -> None:
+    with pytest.raises(ValidationError, match=name):
+        load_settings(arguments)
+
+
+def test_unknown_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_settings([*NEEDED, "--no-such-thing", "1"])
+    assert caught.value.code == 2
+    file = tmp_path / "trainer.env"
+    file.write_text("TAPHOUSE_TRAINER_LERNING_RATE=0.1\n")
+    with pytest.raises(ValidationError, match=r"(?i)lerning_rate"):
+        load_settings([*NEEDED, "--settings-file", str(file)])
+
+
+def test_settings_are_frozen() -> None:
+    made = load_settings(NEEDED)
+    with pytest.raises(ValidationError):
+        made.lr = 1.0  # type: ignore[misc]
