@@ -1,4 +1,4 @@
-"""Tiny float32 checkpoints with a byte-level tokenizer and a chat template, made once and kept under `.cache/`."""
+"""Tiny float32 checkpoints with a byte-level tokenizer and a chat template, made once under `.cache/`."""
 
 from __future__ import annotations
 
@@ -113,9 +113,7 @@ def _tokenizer(directory: Path) -> None:
     special = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
     words = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     words += [f"<|unused{i}|>" for i in range(len(words), VOCABULARY)]
-    tokenizer = Tokenizer(
-        models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[], unk_token="<unk>")
-    )
+    tokenizer = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(

@@ -1,0 +1,103 @@
+"""Talks to a tapped engine as an extractor on the same host does, and compares with the reference."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+from tests.engine import reference
+from tests.engine.launch import Engine
+
+from taphouse import slices
+
+LAYERS = [0, 2, 5]
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One prompt's answer: the item of `data`, and its states [T, L, H] joined from the slices."""
+
+    item: dict[str, Any]
+    states: NDArray[Any]
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Random token ids, none of them special."""
+    numbers = random.Random(seed)
+    return [numbers.randrange(10, 1000) for _ in range(length)]
+
+
+def post(engine: Engine, **body: Any) -> httpx.Response:
+    return httpx.post(f"{engine.url}/v1/hidden_states", json=body, timeout=120)
+
+
+def capture(engine: Engine, **body: Any) -> Captured:
+    """Capture one prompt as slices and take them away."""
+    response = post(engine, **body)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    (item,) = answer["data"]
+    paths = [file["path"] for file in item["slices"]]
+    try:
+        return Captured(item, slices.join_slices(paths, item["rows"], answer["layers"]))
+    finally:
+        slices.release(Path(paths[0]).parent, item["tag"])
+
+
+def assert_equals_reference(checkpoint: Path, captured: Captured) -> None:
+    """Every row of every layer, prompt and generated, and the greedy tokens that the last stream gives."""
+    token_ids, rows = captured.item["token_ids"], captured.item["rows"]
+    prompt_len = captured.item["prompt_len"]
+    assert rows == len(token_ids) - 1 or (rows, len(token_ids)) == (prompt_len, prompt_len + 1)
+    expected = reference.states(checkpoint, token_ids[:rows], LAYERS)
+    np.testing.assert_allclose(captured.states, expected, rtol=0, atol=TOLERANCE)
+    chosen = reference.next_tokens(checkpoint, captured.states[:, -1])
+    assert chosen[prompt_len - 1 :] == token_ids[prompt_len:]
+
+
+def complete(engine: Engine, token_ids: Sequence[int], **more: Any) -> dict[str, Any]:
+    """An ordinary greedy completion; returns its first choice."""
+    body = {
+        "model": engine.model,
+        "prompt": list(token_ids),
+        "max_tokens": 12,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 5,
+        "return_token_ids": True,
+        **more,
+    }
+    response = httpx.post(f"{engine.url}/v1/completions", json=body, timeout=120)
+    assert response.status_code == 200, response.text
+    return dict(response.json()["choices"][0])
+
+
+def status(engine: Engine) -> dict[str, Any]:
+    return dict(httpx.get(f"{engine.url}/v1/hidden_states/status", timeout=30).json())
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until `true()`."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def until_capturing(engine: Engine) -> None:
+    """Wait for the canary of the start."""
+    until(lambda: status(engine)["capture"] == "on")
+
+
+def capture_files(engine: Engine) -> list[str]:
+    """Names of files that belong to captures."""
+    directory = Path(status(engine)["start_dir"])
+    return [path.name for path in directory.iterdir() if slices.is_tag(path.name.split(".")[0])]

@@ -1,0 +1,30 @@
+"""Engines that several test files share: each starts once, when the first test asks for it.
+
+`llama_engine` and `untapped_engine` serve the same tiny Llama with the same flags, with the tap and without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.engine.capturing import LAYERS, until_capturing
+from tests.engine.checkpoints import tiny_llama
+from tests.engine.launch import Engine, launch
+
+FLAGS = ["--max-model-len", "2048", "--max-num-seqs", "32"]
+
+
+@pytest.fixture(scope="session")
+def llama_engine() -> Iterator[Engine]:
+    """Tiny Llama, TP=1, eager, 128 tokens a step, prefix caching on, layers 0, 2 and 5 tapped, capturing."""
+    with launch(tiny_llama(), layers=LAYERS, args=FLAGS) as engine:
+        until_capturing(engine)
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def untapped_engine() -> Iterator[Engine]:
+    """The same engine without the tap."""
+    with launch(tiny_llama(), args=FLAGS, tap=False) as engine:
+        yield engine
