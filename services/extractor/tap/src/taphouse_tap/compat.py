@@ -161,6 +161,13 @@ def tap_config(worker: Any) -> dict[str, Any]:
     return config
 
 
+def mark_untapped(worker: Any) -> None:
+    """Change this worker's compile-cache key: a graph without the tap must not be found by a tapped start."""
+    additional = worker.vllm_config.additional_config
+    if isinstance(additional, dict) and isinstance(additional.get(CONFIG_KEY), dict):
+        additional[CONFIG_KEY] = {**additional[CONFIG_KEY], "untapped": True}
+
+
 def runner_name(worker: Any) -> str:
     """Return which of vLLM's model runners this worker uses: V1 or V2."""
     return "V2" if getattr(worker, "use_v2_model_runner", False) else "V1"

@@ -46,17 +46,18 @@ class WorkerTap:
             self.start = open_start(settings.slice_dir, compat.instance_id(self._worker))
         except Exception as error:
             self.breaker.trip("load_model", error)
+            self._give_up()
             return
         sweep_after_s = settings.slice_ttl_s if ranks.tp_rank == 0 else None
         record = RecordThread(self.start, self.breaker, self._state, sweep_after_s)
         try:
             self._tap_model(settings, self.start, ranks, record)
         except CaptureRefused as error:
-            self._give_up()
             self.breaker.refuse(str(error))
-        except Exception as error:
             self._give_up()
+        except Exception as error:
             self.breaker.trip("load_model", error)
+            self._give_up()
         try:
             record.start()
         except Exception as error:
@@ -168,6 +169,10 @@ class WorkerTap:
         if self._taps is not None:
             self._taps.remove()
         self._taps = self._staging = self.steps = None
+        try:
+            compat.mark_untapped(self._worker)
+        except Exception as error:
+            self.breaker.trip("load_model", error)
 
 
 def tapped_layers(configured: Any, count: int) -> list[int]:

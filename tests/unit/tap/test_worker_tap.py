@@ -1,0 +1,155 @@
+"""Installing the tap in a worker: on where it can be right, off with a reason where not, never an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.tap.worker_fakes import Decoder
+from torch import nn
+
+from taphouse_tap import __version__, compat, worker
+from taphouse_tap.tap import WorkerTap
+from taphouse_tap.taps import faults
+
+HIDDEN = 8
+
+
+class Model(nn.Module):
+    """A decoder with a parameter, as a loaded model has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Decoder(5)
+        self.embedding = nn.Embedding(3, HIDDEN)
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Model]:
+    """A model in an engine that captures; `compat` answers for the engine."""
+    model = Model()
+    monkeypatch.setenv("TAPHOUSE_TAP_SLICE_DIR", str(tmp_path / "slices"))
+    for name, answer in {
+        "ranks": compat.Ranks(0, 2, 0),
+        "instance_id": "start_dp0",
+        "model_facts": compat.ModelFacts(HIDDEN, torch.float32, 16, 64),
+        "mode": {"runner": "V1"},
+        "tap_config": {"version": __version__, "layers": [1, 3]},
+        "check_mode": None,
+        "model": model,
+        "identity": {"config": "c"},
+    }.items():
+        monkeypatch.setattr(compat, name, lambda *_, answer=answer, **__: answer)
+    yield model
+    faults.report = None
+
+
+def installed() -> WorkerTap:
+    additional = {"taphouse": {"version": __version__, "layers": [1, 3]}}
+    tap = WorkerTap(SimpleNamespace(vllm_config=SimpleNamespace(additional_config=additional)))
+    tap.install()
+    assert additional["taphouse"].get("untapped") is (True if tap.steps is None else None)
+    return tap
+
+
+def hooked(model: Model) -> int:
+    return sum(len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_a_tapped_worker_says_what_it_captures(model: Model) -> None:
+    tap = installed()
+    assert tap.steps is not None and tap.start is not None and not tap.breaker.tripped
+    (record,) = tap.start.records()
+    expected = {
+        "capture": "on",
+        "reason": None,
+        "breaker": None,
+        "start_id": "start",
+        "layers": [1, 3, 5],
+        "num_layers": 5,
+        "hidden_size": HIDDEN,
+        "width": HIDDEN // 2,
+        "dtype": "float32",
+        "max_num_batched_tokens": 16,
+        "max_model_len": 64,
+        "in_flight": 0,
+        "tp_rank": 0,
+        "tp_size": 2,
+        "dp_rank": 0,
+        "mode": {"runner": "V1"},
+    }
+    assert {key: record[key] for key in expected} == expected
+    assert set(record["counters"]) >= {"steps", "rows", "bytes", "sealed", "failed", "forged", "host_s"}
+    assert record["memory"]["buffer_bytes"] == 16 * (3 * 4 * 4 + 8)
+    assert set(record["model_fingerprint"]) == {"config", "dtype", "weights", "final_norm"}
+    assert hooked(model) == 4
+    summary = tap.summary()
+    assert (summary["start_id"], summary["capture"]) == ("start", "on")
+    assert summary["start_dir"] == str(tap.start.directory)
+
+
+@pytest.mark.parametrize("config", [{}, {"version": "0.0.0", "layers": [1]}])
+def test_another_version_in_the_compile_cache_key_keeps_capture_off(
+    model: Model, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(compat, "tap_config", lambda _: config)
+    tap = installed()
+    assert tap.steps is None and hooked(model) == 0
+    assert "launch-args" in str(tap.breaker.reason) and tap.breaker.trip_record is None
+    assert tap.start is not None and tap.start.records()[0]["capture"] == "off"
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["tap_config", "check_mode", "find_stack", "model", "identity", "stream_arguments", "model_facts"],
+)
+def test_an_error_on_the_way_leaves_the_model_untouched(
+    model: Model, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(compat, function, broken)
+    tap = installed()
+    assert tap.steps is None and hooked(model) == 0
+    assert tap.breaker.reason == "error in load_model: ZeroDivisionError: ours"
+    assert tap.start is not None
+    (record,) = tap.start.records()
+    assert (record["capture"], record["breaker"]["where"]) == ("off", "load_model")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("SLICE_DIR", "/proc/nowhere", "load_model"),
+        ("SLICE_TTL_S", "soon", "slice_ttl_s"),
+        ("PINNED_LIMIT_BYTES", "100", "TAPHOUSE_TAP_PINNED_LIMIT_BYTES"),
+    ],
+)
+def test_settings_that_cannot_be_keep_capture_off(
+    model: Model, monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
+) -> None:
+    monkeypatch.setenv(f"TAPHOUSE_TAP_{name}", value)
+    tap = installed()
+    assert tap.steps is None and hooked(model) == 0
+    assert says in str(tap.summary()["reason"])
+
+
+def test_a_second_load_turns_capture_off(model: Model) -> None:
+    process = SimpleNamespace()
+    worker._load_model(process)
+    tap = process._taphouse_tap
+    assert not tap.breaker.tripped
+    worker._load_model(process)
+    assert process._taphouse_tap is tap and "second time" in str(tap.breaker.reason)
+
+
+def test_the_rpcs_answer_without_a_tap() -> None:
+    extension = worker.HiddenStatesExtension()
+    assert extension.taphouse_start()["capture"] == "off"
+    answer = extension.taphouse_check("0" * 32, [1], 1)
+    assert not answer["ok"] and "not installed" in answer["reason"]
