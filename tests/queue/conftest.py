@@ -81,7 +81,8 @@ class Cluster:
         self.client = Taphouse(f"http://127.0.0.1:{self.api_port}", token=TOKEN)
         self.redis = redis.Redis(port=self.redis_port)
 
-    def spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+    def spawn(self, name: str, command: list[str], *, group: bool = False) -> subprocess.Popen[bytes]:
+        """Start a process that logs to `<name>.log`; `group` gives it a process group of its own."""
         env = {
             **os.environ,
             "TAPHOUSE_EXTRACTOR_STORE": str(self.store.root),
@@ -94,7 +95,9 @@ class Cluster:
             **self.settings,
         }
         with (self.directory / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=group
+            )
         self.processes.append(process)
         return process
 

@@ -86,11 +86,11 @@ class Leases:
             if time.monotonic() < stop_at:
                 self._redis.eval(KEEP_IF_MINE, 1, key, value, self._ttl_ms)
 
-        with keep_renewing(renew, self.renew_every_s):
-            try:
+        try:
+            with keep_renewing(renew, self.renew_every_s):
                 yield
-            finally:
-                self.drop(ref, holder)
+        finally:
+            self.drop(ref, holder)
 
     def drop(self, ref: BatchRef, holder: str) -> None:
         """Let go of a lease, if `holder` has it. Errors are logged: it ends by itself."""
@@ -151,7 +151,13 @@ class Leases:
 
     def workers(self) -> dict[str, dict[str, Any]]:
         """Worker processes that are alive, by name."""
-        return {name: json.loads(value) for name, value in self._scan("worker")}
+        found = {}
+        for name, value in self._scan("worker"):
+            try:
+                found[name] = dict(json.loads(value))
+            except (ValueError, TypeError):
+                log.warning("ignored a worker's sign of life that nobody here gave: %r", name)
+        return found
 
     def lead(self, name: str) -> bool:
         """Become or stay the one feeder that feeds."""

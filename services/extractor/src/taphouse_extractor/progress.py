@@ -5,6 +5,7 @@ Outcomes never change, so each is read once and only counted: a process remember
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Records
 
 __all__ = ["Done", "JobProgress", "Progress", "rate"]
 
+log = logging.getLogger(__name__)
 KEEP_FAILURES = 20
 KEEP_RECENT_S = 600.0
 CANCELLED_SETTLES_S = 7200.0
@@ -110,6 +112,7 @@ class Progress:
     def __init__(self, records: Records) -> None:
         self._records = records
         self._jobs: dict[str, JobProgress] = {}
+        self._unreadable: set[str] = set()
         self._lock = threading.Lock()
 
     def refresh(self) -> list[JobProgress]:
@@ -119,7 +122,7 @@ class Progress:
             for job_id in self._jobs.keys() - set(ids):
                 del self._jobs[job_id]
             for job_id in ids:
-                self._look_at(job_id)
+                self._look_past(job_id)
             return [self._jobs[job_id] for job_id in ids if job_id in self._jobs]
 
     def refresh_one(self, job_id: str) -> JobProgress:
@@ -129,6 +132,15 @@ class Progress:
             if job_id not in self._jobs:
                 raise NotFound(f"there is no job {job_id!r:.80}", param="job_id")
             return self._jobs[job_id]
+
+    def _look_past(self, job_id: str) -> None:
+        """Look at a job; one whose records can't be read is said once, and doesn't hide the others."""
+        try:
+            self._look_at(job_id)
+        except StoreError as error:
+            if job_id not in self._unreadable:
+                log.error("job %s can't be read, and is left alone: %s", job_id, error)
+                self._unreadable.add(job_id)
 
     def _look_at(self, job_id: str) -> None:
         job, now = self._jobs.get(job_id), time.time()

@@ -1,0 +1,88 @@
+"""The queue in front of a real engine: states in sealed shards, an engine that goes away in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from tests.engine import reference
+from tests.engine.checkpoints import tiny_llama
+from tests.engine.launch import API_SERVER
+from tests.queue.conftest import Cluster, wait_for
+
+from taphouse.shards import open_shard
+from taphouse.wire import JobOptions
+from taphouse_tap.__main__ import launch_args
+
+pytestmark = pytest.mark.engine
+LAYERS = [0, 2, 5]
+ROWS = 48
+FLAGS = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "256", "--max-num-batched-tokens", "128"]
+
+
+@contextmanager
+def vllm(cluster: Cluster) -> Iterator[subprocess.Popen[bytes]]:
+    """A real engine on the cluster's port and slice directory, killed at the end if it still runs."""
+    cluster.settings |= {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": "taphouse",
+        "HF_HUB_OFFLINE": "1",
+        "TAPHOUSE_TAP_SLICE_DIR": str(cluster.directory / "slices"),
+    }
+    where = ["--model", str(tiny_llama()), "--host", "127.0.0.1", "--port", str(cluster.engine_port)]
+    command = [sys.executable, "-m", API_SERVER, *where, *FLAGS, *launch_args(LAYERS)]
+    process = cluster.spawn("vllm", command, group=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
+
+
+def capturing(cluster: Cluster) -> bool:
+    engines = cluster.client.queue().engines
+    return bool(engines) and engines[0].capture == "on"
+
+
+def rows() -> Iterator[bytes]:
+    for n in range(ROWS):
+        prompt = [10 + (n * 31 + i * 7) % 900 for i in range(5 + n % 40)]
+        yield json.dumps({"id": f"row-{n}", "prompt": prompt}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_an_engine_that_goes_away_fails_no_row(cluster: Cluster, how: int) -> None:
+    cluster.start_redis()
+    cluster.start_api()
+    for _ in range(2):
+        cluster.start_worker()
+    with vllm(cluster) as first:
+        wait_for("the engine captures", lambda: capturing(cluster), 300)
+        job = cluster.client.enqueue(rows(), JobOptions(batch_size=6, max_tokens=24, ignore_eos=True))
+        wait_for("a first shard", lambda: cluster.ledger.head() >= 1)
+        os.killpg(first.pid, how)
+        first.wait(60)
+        wait_for("it pauses", lambda: "engine" in (cluster.client.queue().paused or ""))
+        assert not cluster.client.job(job.id).state.final
+    with vllm(cluster):
+        done = cluster.wait_done(job.id, 400)
+    assert (done.state.value, done.succeeded, done.failed) == ("done", ROWS, 0)
+    assert sorted(cluster.sample_ids()) == sorted(f"row-{n}" for n in range(ROWS))
+    assert len({entry.fingerprint_id for entry in cluster.ledger.entries()}) == 1
+    assert not [path for path in (cluster.directory / "slices").rglob("*.slice") if path.stat().st_size]
+    for entry in (next(cluster.ledger.entries()), list(cluster.ledger.entries())[-1]):
+        with open_shard(cluster.store.local_path(entry.path)) as shard:
+            for sample in shard:
+                states = reference.states(tiny_llama(), sample.token_ids.tolist(), LAYERS)
+                np.testing.assert_allclose(sample.hidden_states, states, rtol=0, atol=1e-4)
+                assert sample.loss_mask.sum() == sample.tokens - sample.prompt_len == 23
