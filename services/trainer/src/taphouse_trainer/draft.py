@@ -146,14 +146,15 @@ class Draft:
 
     def save_servable(self, directory: Path, dtype: torch.dtype) -> None:
         """Write config and weights as vLLM and speculators read them, floats in ``dtype``."""
-        self.model.config.save_pretrained(directory)
-        _set_dtype(directory / "config.json", dtype)
+        _write_config(self.model.config, directory / "config.json", dtype)
         tensors = {
             name: (t.to(dtype) if t.is_floating_point() else t).detach().cpu().contiguous()
             for name, t in self.model.state_dict().items()
             if not name.startswith(_NOT_SAVED)
         }
-        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        file = directory / "model.safetensors"
+        save_file(tensors, file, metadata={"format": "pt"})
+        file.chmod(0o644)  # the engine that serves it may run as another user
 
     def save_exact(self, file: Path) -> None:
         """Write the trained parameters as they are, for an exact resume."""
@@ -266,8 +267,10 @@ def _float32(tensor: RawTensor) -> torch.Tensor:
     return torch.from_numpy(tensor.as_float32())
 
 
-def _set_dtype(config_file: Path, dtype: torch.dtype) -> None:
-    """Say in config.json what dtype the weights are stored in."""
-    config = json.loads(config_file.read_text())
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    config_file.write_text(json.dumps(config, indent=2) + "\n")
+def _write_config(config: Any, file: Path, dtype: torch.dtype) -> None:
+    """The config as speculators and vLLM read it, with the dtype that the weights are stored in.
+
+    Not by ``save_pretrained``: that adds a copy of the library's source and an ``auto_map`` to it.
+    """
+    fields = {k: v for k, v in json.loads(config.to_json_string()).items() if k != "auto_map"}
+    file.write_text(json.dumps({**fields, "dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n")

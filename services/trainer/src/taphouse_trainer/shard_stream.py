@@ -91,8 +91,11 @@ class HeldOut:
         self._limit = limit
 
     def holds(self, sample_id: str) -> bool:
-        """Whether a sample is held out, by the hash of its id alone."""
-        return _unit(sample_id) < self._fraction
+        """Whether a sample is held out, by the hash of its id alone.
+
+        The hash is the trainer's own: data that was split by a plain hash of the ids still splits here.
+        """
+        return _unit(f"held out of training/{sample_id}") < self._fraction
 
     def note(self, seq: int, index: int) -> None:
         """Remember a held-out sample, while there is room."""
