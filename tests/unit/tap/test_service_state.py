@@ -80,6 +80,24 @@ def test_ranks_that_refused_to_tap_are_in_the_status_with_their_reason(tmp_path:
     asyncio.run(go())
 
 
+def test_a_rank_that_comes_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "TIDY_S", 0.05)
+    bench = make_bench(tmp_path)
+    bench.server.publish(0)
+    bench.server.publish(1, age_s=100)
+
+    async def go() -> None:
+        bench.service.begin()
+        await settled(bench)
+        assert "rank dp0 tp1 has not reported" in (await capture(bench))[1]
+        bench.server.publish(1)
+        while (await capture(bench))[0] != 200:
+            await asyncio.sleep(0.02)
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
 def test_the_canary_opens_capture_and_leaves_nothing(tmp_path: Path) -> None:
     bench = make_bench(tmp_path)
 

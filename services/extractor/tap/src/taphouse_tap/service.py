@@ -103,15 +103,22 @@ class Service:
             self.start.close()
 
     async def _run(self) -> None:
+        await self._open_up()
+        while True:
+            await asyncio.sleep(TIDY_S)
+            if self.tap is not None:
+                await self._tidy()
+            elif self.start is not None and self._ranks_off() is None:
+                await self._open_up()
+
+    async def _open_up(self) -> None:
+        """Connect and run the first canary."""
         try:
             tap = await self.connect()
             result = await tap.canary.run(retries=RETRIES)
             logger.info("Taphouse: canary %s %s", result.state, result.reason or "")
         except Exception as error:
             logger.warning("Taphouse: capture is off: %s", error)
-        while True:
-            await asyncio.sleep(TIDY_S)
-            await self._tidy()
 
     async def _tidy(self) -> None:
         if self.tap is None:
@@ -141,8 +148,8 @@ class Service:
 
     async def _connect(self) -> Tap:
         settings, server = self.settings, self._server
-        start_id = await server.start_id()
         if self.start is None:
+            start_id = await server.start_id()
             self.start = await asyncio.to_thread(slices.open_start, settings.slice_dir, start_id)
         start = self.start
         records = await _await_records(start)
