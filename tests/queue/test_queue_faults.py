@@ -16,9 +16,15 @@ def expected(rows: int) -> list[str]:
     return [f"row-{i}" for i in range(rows)]
 
 
-def busy_horse(worker: subprocess.Popen[bytes]) -> int:
-    """Pid of the work-horse that a worker forked."""
-    return int(wait_for("a work-horse", lambda: children(worker.pid))[0])
+def busy_horse(cluster: Cluster, worker: subprocess.Popen[bytes]) -> int:
+    """Pid of a worker's work-horse in the middle of a batch: it holds the lease, rows are with the engine."""
+    mine = f"-{worker.pid}"
+    wait_for(
+        "the worker holds a batch",
+        lambda: any(w.batch and w.name.endswith(mine) for w in cluster.client.queue().workers),
+    )
+    assert cluster.ledger.head() == 0
+    return int(children(worker.pid)[0])
 
 
 def test_a_dataset_becomes_shards_and_a_ledger(cluster: Cluster) -> None:
@@ -33,15 +39,13 @@ def test_a_dataset_becomes_shards_and_a_ledger(cluster: Cluster) -> None:
 
 
 def test_worker_and_horse_killed_in_the_middle_of_a_batch(cluster: Cluster) -> None:
-    cluster.start(delay_s=0.5)
+    cluster.start(workers=2, delay_s=2.0)
     victim = cluster.processes[-1]
     job = cluster.enqueue(32, batch_size=16)
-    horse = busy_horse(victim)
-    wait_for("the batch runs", lambda: cluster.client.queue().depth.running)
+    horse = busy_horse(cluster, victim)
     os.kill(victim.pid, signal.SIGKILL)
     os.kill(horse, signal.SIGKILL)
     killed_at = time.monotonic()
-    cluster.start_worker()
     done = cluster.wait_done(job.id)
     assert time.monotonic() - killed_at < 60
     assert (done.state.value, done.succeeded) == ("done", 32)
@@ -50,15 +54,26 @@ def test_worker_and_horse_killed_in_the_middle_of_a_batch(cluster: Cluster) -> N
 
 
 def test_horse_killed_alone_is_run_again_by_its_worker(cluster: Cluster) -> None:
-    cluster.start(delay_s=0.3)
+    cluster.start(delay_s=2.0)
     job = cluster.enqueue(16, batch_size=16)
-    horse = busy_horse(cluster.processes[-1])
-    wait_for("the batch runs", lambda: cluster.client.queue().depth.running)
+    horse = busy_horse(cluster, cluster.processes[-1])
     os.kill(horse, signal.SIGKILL)
     wait_for("the reason is told", lambda: "killed" in (cluster.client.job(job.id).reason or ""), 10)
     done = cluster.wait_done(job.id)
     assert done.succeeded == 16
     assert sorted(cluster.sample_ids(), key=lambda i: int(i[4:])) == expected(16)
+
+
+def test_a_worker_told_to_stop_finishes_its_batch(cluster: Cluster) -> None:
+    cluster.start(delay_s=0.5)
+    worker = cluster.processes[-1]
+    job = cluster.enqueue(32, batch_size=16)
+    wait_for("the batch runs", lambda: cluster.client.queue().depth.running)
+    cluster.stop(worker)
+    assert worker.returncode == 0
+    assert cluster.ledger.head() == 1
+    wait_for("it signed off", lambda: cluster.client.queue().workers == [])
+    assert cluster.client.job(job.id).succeeded == 16
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
