@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -196,7 +197,11 @@ def test_the_leader_mends_the_ledger_and_drops_dead_spools(
         update={"id": "j20200101000000-00000000", "created_at": 0.0, "spooled": False}
     )
     bench.records.put_job(dead)
+    killed = bench.store.root / "shards" / ".tmp-1-killed"
+    killed.write_bytes(b"half a shard")
+    os.utime(killed, (0, 0))
     clock.now += 10_000_000.0
     feeder.step()
     assert [entry.shard for entry in bench.ledger.entries()] == [outcome.shard]
     assert not bench.store.exists(f"jobs/{dead.id}/job.json")
+    assert not killed.exists()

@@ -84,6 +84,8 @@ class Feeder:
         led, self._leading = self._leading, self._leases.lead(self._name)
         if not self._leading:
             return 0
+        if not led:
+            self._records.store.sweep_temporaries()  # of writers that were killed
         if not led or time.monotonic() - self._reconciled_at > RECONCILE_EVERY_S:
             self._reconcile()
         if self._leases.was_wiped() and any(not job.complete for job in self._progress.refresh()):
