@@ -50,14 +50,15 @@ class Training:
     """The trainer's own log: steps, and loss on samples it never trained on (how many, first and last)."""
 
     steps: int = 0
+    steps_beside_extraction: int = 0
     held_out_first: float | None = None
     held_out_last: float | None = None
     held_out_samples: tuple[int, int] = (0, 0)
 
 
-def read_training(output: Path) -> Training:
+def read_training(output: Path, steps_beside_extraction: int) -> Training:
     """Reads `metrics.jsonl` of the trainer."""
-    found = Training()
+    found = Training(steps_beside_extraction=steps_beside_extraction)
     path = output / "metrics.jsonl"
     for line in path.read_text().splitlines() if path.exists() else ():
         entry = json.loads(line)
@@ -115,14 +116,13 @@ class Report:
         console.print(self._drafts())
 
     def _production(self) -> Table:
-        title = (
-            "Production: one live vLLM server (" + ", ".join(f"{k} {v}" for k, v in self.engine.items()) + ")"
-        )
+        engine = ", ".join(f"{name} {value}" for name, value in self.engine.items())
+        title = f"Production, latencies in ms. One engine: {engine}"
         table = Table(title=title, title_justify="left", title_style="bold")
         columns = ["phase", "seconds", "answered", "failed", "tokens"]
-        columns += ("ITL median ms", "ITL p95 ms", "TTFT median ms", "TTFT p95 ms")
+        columns += ("ITL median", "ITL p95", "TTFT median", "TTFT p95")
         for column in columns:
-            table.add_column(column, justify="left" if column == "phase" else "right")
+            table.add_column(column, justify="left" if column == "phase" else "right", no_wrap=True)
         for phase in self.phases:
             table.add_row(*("–" if value is None else str(value) for value in phase.values()))
         return table
@@ -139,7 +139,8 @@ class Report:
         table.add_row(
             "bytes", f"{_mb(shards.raw_bytes)} raw → {_mb(shards.stored_bytes)} stored ({ratio:.3f})"
         )
-        table.add_row("training steps", str(training.steps))
+        beside = f"{training.steps}, {training.steps_beside_extraction} of them while extraction went on"
+        table.add_row("training steps", beside)
         if training.held_out_first is not None and training.held_out_last is not None:
             loss = f"{training.held_out_first:.3f} → {training.held_out_last:.3f}"
             first, last = training.held_out_samples

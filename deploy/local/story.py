@@ -77,10 +77,11 @@ class Demo:
         with step("Extraction, and a trainer that follows it"):
             self._processes.up("trainer")
             began = time.monotonic()
-            traffic.phase("with extraction and trainer")
+            traffic.phase("with extraction + trainer")
             self._watch_until(lambda: self._rows_done(client, job) >= job.rows)
+            beside = self._show_trainer(client)
         with step("Training on what landed"):
-            traffic.phase("with trainer, extraction over")
+            traffic.phase("with trainer")
             self._watch_until(lambda: self._trained(client, time.monotonic() - began))
             traffic.stop()
         with step("Checking every shard"):
@@ -97,7 +98,7 @@ class Demo:
             rows=job.rows,
             failed_rows=job.failed + job.skipped,
             shards=shards,
-            training=report.read_training(Path(self._values["TAPHOUSE_TRAINER_OUTPUT"])),
+            training=report.read_training(Path(self._values["TAPHOUSE_TRAINER_OUTPUT"]), beside),
             drafts=[self._measure(program, name) for program, name in _DRAFTS],
         )
 
@@ -200,7 +201,9 @@ class Demo:
         self._processes.down("trainer")  # it saves a checkpoint first
         return True
 
-    def _show_trainer(self, client: Taphouse) -> None:
+    def _show_trainer(self, client: Taphouse) -> int:
+        """Shows the trainer's record in the store; its step, 0 before there is one."""
+        step = 0
         for trainer in client.queue().consumers:
             loss = (
                 ""
@@ -210,6 +213,7 @@ class Demo:
             total = int(self._values["TAPHOUSE_TRAINER_STOP_AFTER_STEPS"])
             step = trainer.step or 0
             self._screen.bar("training", step, total, f"step {step} of at most {total}{loss}")
+        return step
 
     def _show_production(self) -> None:
         answered, failed = self._traffic.totals

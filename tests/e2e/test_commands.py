@@ -35,7 +35,7 @@ from taphouse.store import LocalStore
 pytestmark = pytest.mark.engine
 
 BIN = Path(sys.executable).parent
-LAYERS = (0, 2, 5)
+LAYERS = (0, 2, 3, 5)
 PROMPTS = 6
 WORDS = re.findall(r"\w+", "The tap lets states out of a live server while it answers what people ask of it")
 KEYS = {"TAPHOUSE_TAP_API_KEY": "tap-key", "TAPHOUSE_EXTRACTOR_ENGINE_KEY": "tap-key"}
