@@ -68,7 +68,7 @@ def test_extractions_among_normal_requests(llama_engine: Engine) -> None:
 
 
 def test_rows_past_a_stop_string_are_surplus(llama_engine: Engine) -> None:
-    """The engine runs on until the front end sees the stop: the slice may hold more rows, the answer never."""
+    """The engine runs on until the front end sees the stop: the slice may hold more, the answer never."""
     token_ids = prompt(30, 4)
     whole = capture(llama_engine, prompt=token_ids, max_tokens=30, ignore_eos=True)
     word = next(n for n, token in enumerate(whole.item["token_ids"][30:]) if token > 300)

@@ -1,0 +1,210 @@
+"""A worker extension for tests: the tap's own, plus RPCs that break it on purpose and mend it again.
+
+`TEST_TAP_FAULT` breaks what happens while the engine starts: `import`, or `load_model:<rank>`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+FAULT = os.environ.get("TEST_TAP_FAULT", "")
+if FAULT == "import":
+    sys.modules["taphouse_tap.compat"] = None  # type: ignore[assignment]
+
+from taphouse_tap.worker import HiddenStatesExtension  # noqa: E402
+
+
+def _raise(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("broken on purpose")
+
+
+if FAULT.startswith("load_model:"):
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    from taphouse_tap import compat
+
+    _find_stack = compat.find_stack
+
+    def _find_stack_or_raise(*args: Any) -> Any:
+        if get_tensor_model_parallel_rank() == int(FAULT.split(":")[1]):
+            _raise()
+        return _find_stack(*args)
+
+    compat.find_stack = _find_stack_or_raise
+
+
+class FaultyExtension(HiddenStatesExtension):
+    """`taphouse_break(what, rank)` and `taphouse_mend()`, for `collective_rpc`."""
+
+    def taphouse_break(self, what: str, rank: int | None = None) -> None:
+        """Break one thing on one rank, or on all."""
+        tap: Any = self._taphouse_tap
+        if rank is None or tap.facts["tp_rank"] == rank:
+            _undo.extend(getattr(_Breaks, what)(tap))
+
+    def taphouse_mend(self) -> None:
+        """Put everything back and close the breaker."""
+        tap: Any = self._taphouse_tap
+        while _undo:
+            _undo.pop()()
+        tap.steps._active.clear()
+        tap.breaker.tripped, tap.breaker.reason, tap.breaker.trip_record = False, None, None
+
+
+_undo: list[Callable[[], None]] = []
+
+
+def _replace(owner: Any, name: str, new: Any) -> Callable[[], None]:
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    return lambda: setattr(owner, name, old)
+
+
+def _tapped(tap: Any, name: str, new: Callable[[Any], Any]) -> list[Callable[[], None]]:
+    """Give the tapped modules another buffer than the one that is read."""
+    undo: list[Callable[[], None]] = []
+    for module in tap._taps._modules:
+        old = module._buffers.get(name)
+        if old is not None:
+            module._buffers[name] = new(old)
+            undo.append(lambda module=module, old=old: module._buffers.__setitem__(name, old))
+    return undo
+
+
+def _change_rows(tap: Any, change: Callable[[Any], None]) -> list[Callable[[], None]]:
+    """Change staged rows before the writer sees them."""
+    take = tap._staging.take
+
+    def changed(runs: Any) -> Any:
+        rows = take(runs)
+        if rows is not None:
+            change(rows)
+        return rows
+
+    return [_replace(tap._staging, "take", changed)]
+
+
+class _Breaks:
+    """What can be broken; each returns how to undo it."""
+
+    # Errors of ours, which must trip the breaker.
+
+    @staticmethod
+    def before_step(tap: Any) -> list[Callable[[], None]]:
+        from taphouse_tap import compat
+
+        return [_replace(compat, "row_count", _raise)]
+
+    @staticmethod
+    def after_step(tap: Any) -> list[Callable[[], None]]:
+        from taphouse_tap import compat
+
+        return [_replace(compat, "batch_rows", _raise)]
+
+    @staticmethod
+    def row_tap(tap: Any) -> list[Callable[[], None]]:
+        return _tapped(tap, "_taphouse_rows", lambda old: old.new_zeros(()))
+
+    @staticmethod
+    def position_tap(tap: Any) -> list[Callable[[], None]]:
+        return _tapped(tap, "_taphouse_positions", lambda old: old.new_zeros(()))
+
+    @staticmethod
+    def writer(tap: Any) -> list[Callable[[], None]]:
+        return [_replace(tap.steps._writer, "_write", _raise)]
+
+    @staticmethod
+    def record(tap: Any) -> list[Callable[[], None]]:
+        """One failure: the breaker's own publication gets through again."""
+        write = tap.start.write_record
+
+        def once(record: Any) -> None:
+            tap.start.write_record = write
+            _raise()
+
+        return [_replace(tap.start, "write_record", once)]
+
+    # Wrong data, which a verification must catch.
+
+    @staticmethod
+    def mapping(tap: Any) -> list[Callable[[], None]]:
+        """Every request is given the rows one further on."""
+        from taphouse_tap import compat
+
+        whole = compat.batch_rows
+
+        def shifted(*args: Any) -> Any:
+            for request_id, first, count in whole(*args):
+                if count > 1:
+                    yield request_id, first + 1, count - 1
+                else:
+                    yield request_id, first, count
+
+        return [_replace(compat, "batch_rows", shifted)]
+
+    @staticmethod
+    def positions(tap: Any) -> list[Callable[[], None]]:
+        def reverse(rows: Any) -> None:
+            rows.positions[:] = rows.positions[::-1].copy()
+
+        return _change_rows(tap, reverse)
+
+    @staticmethod
+    def chunk(tap: Any) -> list[Callable[[], None]]:
+        """The second step's rows go missing."""
+        from taphouse_tap import compat
+
+        whole, calls = compat.batch_rows, iter(range(10**9))
+
+        def without(*args: Any) -> Any:
+            rows = list(whole(*args))
+            return iter([] if next(calls) == 1 else rows)
+
+        return [_replace(compat, "batch_rows", without)]
+
+    @staticmethod
+    def graph(tap: Any) -> list[Callable[[], None]]:
+        """The forward runs, and writes nothing where the tap looks: as with a stale graph."""
+        return _tapped(tap, "_taphouse_rows", lambda old: old.clone()) + _tapped(
+            tap, "_taphouse_positions", lambda old: old.clone()
+        )
+
+    @staticmethod
+    def one_layer(tap: Any) -> list[Callable[[], None]]:
+        """One layer's rows are not written."""
+        first = next(m for m in tap._taps._modules if "_taphouse_rows" in m._buffers)
+        first._buffers["_taphouse_rows"] = tap._staging.rows.clone()
+        return [lambda: first._buffers.__setitem__("_taphouse_rows", tap._staging.rows)]
+
+    @staticmethod
+    def wrong_rows(tap: Any) -> list[Callable[[], None]]:
+        """Finite, complete, in place, and not what the model computed."""
+
+        def negate(rows: Any) -> None:
+            rows.raw.view(np.float32)[:] *= -1
+
+        return _change_rows(tap, negate)
+
+    @staticmethod
+    def bit(tap: Any) -> list[Callable[[], None]]:
+        """A bit of the sealed slice flips."""
+        from taphouse_tap import capture
+
+        seal = capture.Capture.seal
+
+        def flipped(self: Any) -> Any:
+            trailer = seal(self)
+            if trailer is not None:
+                with self._file.final.open("r+b") as file:
+                    file.seek(100)
+                    byte = file.read(1)[0]
+                    file.seek(100)
+                    file.write(bytes([byte ^ 4]))
+            return trailer
+
+        return [_replace(capture.Capture, "seal", flipped)]

@@ -1,0 +1,175 @@
+"""Nothing of ours stops an engine: each hook raises, on each rank of a TP=2 engine; production goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.engine.capturing import (
+    LAYERS,
+    assert_equals_reference,
+    capture,
+    capture_files,
+    complete,
+    post,
+    prompt,
+    status,
+    until,
+    until_capturing,
+)
+from tests.engine.checkpoints import tiny_llama
+from tests.engine.launch import Engine, launch
+
+from taphouse import slices
+
+pytestmark = pytest.mark.engine
+
+ROOT = str(Path(__file__).resolve().parents[2])
+EXTENSION = ["--worker-extension-cls", "tests.engine.faults.FaultyExtension", "--max-model-len", "2048"]
+PROMPT = prompt(300, 7)
+
+
+@pytest.fixture(scope="module")
+def expected(engine: Engine) -> list[int]:
+    """What production answers while nothing is broken."""
+    return list(complete(engine, PROMPT)["token_ids"])
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """TP=2, with the RPCs that break the tap."""
+    env = {"PYTHONPATH": ROOT, "VLLM_SERVER_DEV_MODE": "1"}
+    with launch(tiny_llama(), layers=LAYERS, tensor_parallel_size=2, args=EXTENSION, env=env) as running:
+        until_capturing(running)
+        yield running
+
+
+def rpc(engine: Engine, method: str, *args: Any) -> None:
+    body = {"method": method, "args": list(args)}
+    response = httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+
+
+@pytest.fixture
+def mended(engine: Engine) -> Iterator[Engine]:
+    """The engine; whatever a test broke is put back afterwards."""
+    yield engine
+    rpc(engine, "taphouse_mend")
+    until_capturing(engine)
+
+
+def test_two_ranks_together_hold_the_models_states(engine: Engine) -> None:
+    captured = capture(engine, prompt=PROMPT, max_tokens=10, ignore_eos=True)
+    assert len(captured.item["slices"]) == 2
+    assert_equals_reference(tiny_llama(), captured)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("hook", "where"),
+    [
+        ("before_step", "execute_model (before)"),
+        ("after_step", "execute_model (after)"),
+        ("row_tap", "tap"),
+        ("position_tap", "positions tap"),
+        ("writer", "writer"),
+        ("record", "record"),
+    ],
+)
+def test_a_hook_that_raises_turns_capture_off_and_nothing_else(
+    mended: Engine, expected: list[int], hook: str, where: str, rank: int
+) -> None:
+    rpc(mended, "taphouse_break", hook, rank)
+    answer = post(mended, prompt=PROMPT, max_tokens=10, ignore_eos=True)
+    if hook != "record":
+        assert answer.status_code in (500, 503), answer.text
+    until(lambda: status(mended)["capture"] == "off", seconds=10)
+    told = status(mended)
+    assert where in told["reason"]
+    (record,) = [r for r in told["ranks"] if r["capture"] == "off"]
+    assert (record["tp_rank"], record["breaker"]["where"]) == (rank, where)
+    refused = post(mended, prompt=PROMPT)
+    assert refused.status_code == 503 and where in refused.json()["error"]["message"]
+    assert complete(mended, PROMPT)["token_ids"] == expected
+    until(lambda: sum(r["in_flight"] for r in status(mended)["ranks"]) == 0, seconds=10)
+    if hook == "record" and answer.status_code == 200:
+        (item,) = answer.json()["data"]
+        slices.release(Path(item["slices"][0]["path"]).parent, item["tag"])
+    until(lambda: capture_files(mended) == [], seconds=10)
+
+
+def test_a_capture_in_flight_is_answered_at_once_when_the_breaker_trips(mended: Engine) -> None:
+    """Rank 1 fails in the middle: it seals the error while the request still runs."""
+    answers: list[httpx.Response] = []
+    body = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
+    client = threading.Thread(target=lambda: answers.append(post(mended, **body)))
+    client.start()
+    until(lambda: any(name.endswith(".part") for name in capture_files(mended)))
+    rpc(mended, "taphouse_break", "after_step", 1)
+    until(lambda: bool(answers) or any(n.endswith(".t1.slice") for n in capture_files(mended)), seconds=10)
+    client.join()
+    assert [answer.status_code for answer in answers] == [500]
+    assert "broken on purpose" in answers[0].text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("mapping", "row 0 is missing"),
+        ("positions", "not consecutive"),
+        ("chunk", "is missing"),
+        ("graph", "did not write it"),
+        ("one_layer", "did not write it"),
+    ],
+)
+def test_wrong_rows_are_caught_and_the_client_gets_no_sample(
+    mended: Engine, what: str, says: str, rank: int
+) -> None:
+    rpc(mended, "taphouse_break", what, rank)
+    answer = post(mended, prompt=PROMPT, max_tokens=4, ignore_eos=True)
+    assert answer.status_code == 500
+    assert says in answer.json()["error"]["message"]
+    assert status(mended)["capture"] == "on"
+    rpc(mended, "taphouse_mend")
+    assert_equals_reference(tiny_llama(), capture(mended, prompt=PROMPT, max_tokens=4, ignore_eos=True))
+
+
+def test_a_flipped_bit_is_caught_by_whoever_reads_the_slice(mended: Engine) -> None:
+    rpc(mended, "taphouse_break", "bit", 1)
+    with pytest.raises(slices.ChecksumMismatch):
+        capture(mended, prompt=PROMPT)
+    answer = post(mended, prompt=PROMPT, delivery="stream")
+    assert answer.status_code == 500 and "crc32" in answer.text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_canary_catches_rows_that_only_look_right(mended: Engine, rank: int) -> None:
+    rpc(mended, "taphouse_break", "wrong_rows", rank)
+    answer = httpx.post(f"{mended.url}/v1/hidden_states/canary", timeout=60)
+    assert answer.status_code == 503 and answer.json()["state"] == "failed"
+    assert status(mended)["capture"] == "off"
+    rpc(mended, "taphouse_mend")
+    assert httpx.post(f"{mended.url}/v1/hidden_states/canary", timeout=60).json()["state"] == "passed"
+
+
+@pytest.mark.parametrize("fault", ["load_model:0", "load_model:1"])
+def test_a_fault_while_loading_leaves_a_serving_engine(fault: str) -> None:
+    env = {"PYTHONPATH": ROOT, "TEST_TAP_FAULT": fault}
+    with launch(tiny_llama(), layers=LAYERS, tensor_parallel_size=2, args=EXTENSION, env=env) as engine:
+        assert len(complete(engine, PROMPT)["token_ids"]) == 12
+        until(lambda: "broken on purpose" in str(status(engine)["reason"]), seconds=20)
+        refused = post(engine, prompt=PROMPT)
+        assert refused.status_code == 503 and "load_model" in refused.json()["error"]["message"]
+
+
+def test_an_extension_that_does_not_import_leaves_a_serving_engine() -> None:
+    env = {"PYTHONPATH": ROOT, "TEST_TAP_FAULT": "import"}
+    with launch(tiny_llama(), layers=LAYERS, args=EXTENSION, env=env) as engine:
+        assert len(complete(engine, PROMPT)["token_ids"]) == 12
+        until(lambda: "compat" in str(status(engine)["reason"]), seconds=20)
+        assert post(engine, prompt=PROMPT).status_code == 503
