@@ -41,6 +41,7 @@ def test_every_process_takes_its_part(name: str) -> None:
 def test_the_parts_of_a_profile_fit_each_other(name: str) -> None:
     values = profiles.load(name, {}, {}, move_ports=False).values
     assert values["TAPHOUSE_EXTRACTOR_SLICE_DIR"] == values["TAPHOUSE_TAP_SLICE_DIR"]
+    assert values["TAPHOUSE_TRAINER_TARGET"] == values["TAPHOUSE_DEMO_MODEL"]
     assert values["TAPHOUSE_TRAINER_STORE"] == values["TAPHOUSE_EXTRACTOR_STORE"]
     assert values["TAPHOUSE_EXTRACTOR_ENGINE_URL"].endswith(values["TAPHOUSE_DEMO_ENGINE_PORT"])
     assert values["TAPHOUSE_DEMO_REDIS_PORT"] in values["TAPHOUSE_EXTRACTOR_REDIS_URL"]
