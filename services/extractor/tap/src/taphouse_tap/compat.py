@@ -42,6 +42,8 @@ from typing import Any
 
 import torch
 import vllm
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from torch import nn
 from vllm.distributed.parallel_state import (
     get_tensor_model_parallel_rank,
@@ -367,11 +369,23 @@ def local_logits(model: nn.Module, hidden: torch.Tensor) -> LocalLogits:
     return LocalLogits(logits[:, : shard.num_org_elements].float(), int(shard.org_vocab_start_index))
 
 
+def config_file(model: str, revision: str | None) -> Path | None:
+    """Return the `config.json` vLLM read for `model`: a directory's own, or the hub cache's; else None."""
+    local = Path(model) / "config.json"
+    if local.is_file():
+        return local
+    try:
+        cached = try_to_load_from_cache(model, "config.json", revision=revision)
+    except HFValidationError:
+        return None
+    return Path(cached) if isinstance(cached, str) else None
+
+
 def identity(worker: Any) -> dict[str, str | None]:
     """Return the config's, revision's, architecture's and quantisation's part of the fingerprint."""
     config = worker.vllm_config.model_config
-    file = Path(config.model) / "config.json"
-    if file.is_file():
+    file = config_file(config.model, config.revision)
+    if file is not None:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     else:
         canonical = json.dumps(config.hf_config.to_dict(), sort_keys=True, separators=(",", ":"), default=str)
