@@ -65,10 +65,10 @@ def test_horse_killed_alone_is_run_again_by_its_worker(cluster: Cluster) -> None
 
 
 def test_a_worker_told_to_stop_finishes_its_batch(cluster: Cluster) -> None:
-    cluster.start(delay_s=0.5)
+    cluster.start(delay_s=2.0)
     worker = cluster.processes[-1]
     job = cluster.enqueue(32, batch_size=16)
-    wait_for("the batch runs", lambda: cluster.client.queue().depth.running)
+    assert busy_horse(cluster, worker)
     cluster.stop(worker)
     assert worker.returncode == 0
     assert cluster.ledger.head() == 1
