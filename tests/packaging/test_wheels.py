@@ -46,8 +46,14 @@ def beside_engine(tmp_path: Path, wheels: list[Path]) -> dict[str, str]:
 
 def test_client_needs_neither_torch_nor_the_cli_extra(wheels: dict[str, Path], tmp_path: Path) -> None:
     python = bare_environment(tmp_path, wheels["taphouse"])
-    run(python, "-c", "import taphouse.client, taphouse.wire, taphouse.shards, taphouse.ledger, taphouse.slices")
-    absent = "import importlib.util as u; print([m for m in ('torch','vllm','redis','typer') if u.find_spec(m)])"
+    run(
+        python,
+        "-c",
+        "import taphouse.client, taphouse.wire, taphouse.shards, taphouse.ledger, taphouse.slices",
+    )
+    absent = (
+        "import importlib.util as u; print([m for m in ('torch','vllm','redis','typer') if u.find_spec(m)])"
+    )
     assert run(python, "-c", absent).strip() == "[]"
     refused = subprocess.run([python.parent / "taphouse"], capture_output=True, text=True)
     assert refused.returncode != 0

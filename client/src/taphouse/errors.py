@@ -27,8 +27,8 @@
 
 `taphouse.slices` runs inside vLLM, imports nothing of this package and has errors of its own.
 
-An error carries what was wrong (`message`) and what to do about it (`advice`, may be empty). `str()` gives both
-in one line. What exit status the command ends with stands in `taphouse.cli.boundary`.
+An error carries what was wrong (`message`) and what to do about it (`advice`, may be empty). `str()` gives
+both in one line. What exit status the command ends with stands in `taphouse.cli.boundary`.
 """
 
 from __future__ import annotations

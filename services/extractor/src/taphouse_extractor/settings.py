@@ -30,7 +30,11 @@ class Settings(BaseSettings):
     redis_url: SecretStr = Field(
         default=SecretStr("redis://127.0.0.1:6379/0"), description="May hold a password."
     )
-    queue_name: str = Field(default="taphouse", pattern=r"^[a-z0-9_-]{1,64}$")
+    queue_name: str = Field(
+        default="taphouse",
+        pattern=r"^[a-z0-9_-]{1,64}$",
+        description="Queue and prefix of our keys in Redis.",
+    )
 
     engine_url: str = Field(default="http://127.0.0.1:8000", description="The live vLLM server.")
     engine_key: SecretStr | None = Field(default=None, description="Key of the tap's endpoint.")
@@ -46,7 +50,7 @@ class Settings(BaseSettings):
     engine_poll_s: float = Field(default=3.0, gt=0, description="How often the API asks for its status.")
 
     host: str = Field(default="127.0.0.1", description="Address the API listens on.")
-    port: int = Field(default=8900, ge=0, le=65535)
+    port: int = Field(default=8900, ge=0, le=65535, description="Port of the API; 0 takes a free one.")
     token: SecretStr | None = Field(default=None, description="Bearer token that opens the API.")
     token_file: Path | None = Field(default=None, description="File that holds it.")
     allow_anonymous: bool = Field(default=False, description="Serve other machines without a token.")
@@ -54,7 +58,7 @@ class Settings(BaseSettings):
     dataset_roots: tuple[Path, ...] = Field(
         default=(), description="Directories whose files a job may name by path."
     )
-    max_upload_bytes: int = Field(default=16 * GIB, ge=1)
+    max_upload_bytes: int = Field(default=16 * GIB, ge=1, description="Bytes of one uploaded dataset.")
     max_rows: int = Field(default=10_000_000, ge=1, description="Rows of one dataset.")
     max_row_bytes: int = Field(default=4 * MIB, ge=2, description="Bytes of one row of a dataset.")
     extract_max_rows: int = Field(default=16, ge=1, description="Rows of one direct extraction.")
@@ -64,7 +68,7 @@ class Settings(BaseSettings):
     max_request_bytes: int = Field(default=8 * MIB, ge=1, description="Body of a JSON request.")
 
     max_queued: int = Field(default=64, ge=1, description="Batches queued in Redis at once, over all jobs.")
-    feeder_interval_s: float = Field(default=1.0, gt=0)
+    feeder_interval_s: float = Field(default=1.0, gt=0, description="How often the feeder looks.")
     batch_timeout_s: int = Field(default=1800, ge=1, description="Longest run of one batch.")
     lease_ttl_s: float = Field(
         default=15.0, ge=1, description="A worker silent for so long has lost its batch."
@@ -75,8 +79,10 @@ class Settings(BaseSettings):
     max_attempts: int = Field(
         default=8, ge=1, description="Runs of a batch that end in a crash or time-out before its rows fail."
     )
-    backoff_base_s: float = Field(default=1.0, gt=0)
-    backoff_cap_s: float = Field(default=15.0, gt=0)
+    backoff_base_s: float = Field(
+        default=1.0, gt=0, description="First wait before a batch is run again; doubles each time."
+    )
+    backoff_cap_s: float = Field(default=15.0, gt=0, description="Longest such wait.")
     min_free_bytes: int = Field(
         default=GIB, ge=0, description="Extraction pauses when the store has less free."
     )

@@ -69,8 +69,8 @@ class Settings(BaseSettings):
     lr_decay_steps: int | None = Field(
         None, ge=1, description="Step at which the rate, falling as a cosine, is at a tenth."
     )
-    weight_decay: float = Field(0.01, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
+    weight_decay: float = Field(0.01, ge=0, description="AdamW's weight decay.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
     batch_size: int = Field(4, ge=1, description="Samples a step.")
     sequence_length: int = Field(
         4096, ge=2, description="Rows kept of a sample: the last, up to its last trained token."
@@ -87,22 +87,22 @@ class Settings(BaseSettings):
         0.02, ge=0, lt=1, description="Share of samples, by hash of their id, never trained on."
     )
     held_out_samples: int = Field(64, ge=0, description="How many of those held-out loss is measured on.")
-    evaluate_every_steps: int = Field(200, ge=1)
+    evaluate_every_steps: int = Field(200, ge=1, description="Steps between held-out losses.")
 
-    checkpoint_every_steps: int = Field(500, ge=1)
-    checkpoint_every_s: float = Field(600.0, gt=0)
+    checkpoint_every_steps: int = Field(500, ge=1, description="Steps between checkpoints.")
+    checkpoint_every_s: float = Field(600.0, gt=0, description="Seconds between checkpoints at most.")
     keep_checkpoints: int = Field(3, ge=1, description="Checkpoints kept, beside the untrained checkpoint-0.")
 
-    stop_after_steps: int | None = Field(None, ge=1)
-    stop_after_samples: int | None = Field(None, ge=1)
+    stop_after_steps: int | None = Field(None, ge=1, description="End after so many steps.")
+    stop_after_samples: int | None = Field(None, ge=1, description="End after so many samples.")
     stop_when_idle_s: float | None = Field(
         None, ge=0, description="In the last pass, end when nothing landed for so long."
     )
 
     host: str = Field("127.0.0.1", description="Address of /health and /metrics.")
     port: int = Field(8910, ge=0, le=65535, description="Port of /health and /metrics; 0 takes a free one.")
-    seed: int = 0
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    seed: int = Field(0, description="Seed of initial weights and data order.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA if there is one.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Compute dtype; auto: bfloat16 on CUDA only."
     )

@@ -1,0 +1,91 @@
+"""Writes docs/configuration.md from the settings classes: `python -m tests.unit.docs.settings_tables`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
+
+from taphouse.cli.settings import Settings as CommandSettings
+from taphouse_extractor.settings import Settings as ExtractorSettings
+from taphouse_tap.settings import TapSettings
+from taphouse_trainer.settings import Settings as TrainerSettings
+
+PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+
+HEAD = """# Configuration
+
+Made from the settings classes; a test holds this page against them. Every process reads its settings once,
+at its start; an unknown name is an error. Order of force: command line, environment, file, default.
+"""
+
+PROCESSES: list[tuple[str, str, type[BaseSettings]]] = [
+    (
+        "Tap (inside vLLM)",
+        "Environment only. Layers and the tap's version stand in vLLM's `--additional-config` instead, which "
+        "is part of its compile-cache key: `python -m taphouse_tap launch-args` prints the flags.",
+        TapSettings,
+    ),
+    (
+        "Extractor (`taphouse-extractor api`, `taphouse-extractor worker`)",
+        "Options of the same names with dashes.",
+        ExtractorSettings,
+    ),
+    ("Trainer (`taphouse-trainer`)", "Options of the same names with dashes.", TrainerSettings),
+    ("Command (`taphouse`)", "See [cli.md](cli.md) for its options.", CommandSettings),
+]
+
+
+def kind(annotation: Any) -> str:
+    """A type as a reader would say it."""
+    if get_origin(annotation) is not None and type(None) in get_args(annotation):
+        return " or ".join(kind(part) for part in get_args(annotation) if part is not type(None))
+    if get_origin(annotation) is not None:
+        inner = ", ".join(
+            repr(part) if isinstance(part, str) else kind(part)
+            for part in get_args(annotation)
+            if part is not Ellipsis
+        )
+        name = getattr(get_origin(annotation), "__name__", str(get_origin(annotation)))
+        return inner.replace("'", "`") if name == "Literal" else f"{name} of {inner}"
+    return {"Path": "path", "SecretStr": "secret", "AnyHttpUrl": "URL"}.get(
+        annotation.__name__, str(annotation.__name__)
+    )
+
+
+def default(field: FieldInfo) -> str:
+    """The default as it would be typed."""
+    if field.is_required():
+        return "**required**"
+    value = field.default
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if value is None or value == ():
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, int) and value >= 1 << 20 and value % (1 << 20) == 0:
+        return f"`{value}` ({value >> 20} MiB)"
+    return f"`{value}`"
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for title, text, settings in PROCESSES:
+        prefix = settings.model_config["env_prefix"]
+        parts += [f"## {title}\n\n{text}\n", "| variable | type | default | |\n| --- | --- | --- | --- |"]
+        for name, field in settings.model_fields.items():
+            what = (field.description or "").replace("|", "\\|")
+            parts.append(
+                f"| `{prefix}{name.upper()}` | {kind(field.annotation)} | {default(field)} | {what} |"
+            )
+        parts.append("")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())
