@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-CACHE = Path(__file__).resolve().parents[2] / ".cache" / "engine-tests-1"
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / "engine-tests-2"
 LAYERS = 5
 VOCABULARY = 1024
 CHAT_TEMPLATE = (
@@ -85,8 +85,10 @@ def _make_deepseek(directory: Path) -> None:
         num_nextn_predict_layers=0,
     )
     _save(DeepseekV3ForCausalLM(config), directory)
+    # transformers leaves out what it takes for granted, and vLLM's defaults differ.
     path = directory / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "topk_method": "noaux_tc"}))
+    more = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
 
 
 def _save(model: Any, directory: Path) -> None:
