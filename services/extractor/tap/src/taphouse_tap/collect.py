@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -20,6 +20,8 @@ from taphouse_tap.requests import CaptureRequest, ModelFacts, Prompt
 
 POLL_FIRST_S = 0.002
 POLL_LAST_S = 0.05
+WATCH_S = 0.5
+"""How often a running request's capture is looked at: a rank may have failed it already."""
 
 T = TypeVar("T")
 
@@ -107,8 +109,9 @@ class Collector:
         self.in_flight.add(claim.tag)
         try:
             opt_in = slices.OptIn(claim.tag, claim.prompt_len, claim.max_rows).signed(self._start.secret)
-            generated = await self._engine.generate(
-                prompt.token_ids, request, opt_in, f"taphouse-{claim.tag}", dp_rank
+            generated = await self._unless_failed(
+                claim.tag,
+                self._engine.generate(prompt.token_ids, request, opt_in, f"taphouse-{claim.tag}", dp_rank),
             )
             if not generated.token_ids:
                 raise CaptureFailed(
@@ -117,6 +120,29 @@ class Collector:
             return await self._sealed(prompt, generated, claim)
         finally:
             self.in_flight.discard(claim.tag)
+
+    async def _unless_failed(self, tag: str, generating: Coroutine[Any, Any, Generated]) -> Generated:
+        """Await the engine's answer, but end the request as soon as a rank sealed an error for it."""
+        task = asyncio.ensure_future(generating)
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=WATCH_S)
+                if not task.done():
+                    self._raise_sealed_error(tag)
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    def _raise_sealed_error(self, tag: str) -> None:
+        for path in self._start.slice_paths(tag):
+            try:
+                error = slices.read_trailer(path).error
+            except (slices.SliceError, OSError) as unreadable:
+                error = str(unreadable)
+            if error is not None:
+                raise CaptureFailed(f"the capture failed: {error}")
 
     async def _sealed(self, prompt: Prompt, generated: Generated, claim: slices.Claim) -> Capture:
         paths = await self._wait_for_slices(claim.tag)
