@@ -121,7 +121,9 @@ class Traffic:
             self._current = None
 
     async def _main(self) -> None:
-        limits = httpx.Limits(max_connections=64)
+        # Every request a connection of its own, as from different people: a kept one may be closed by the
+        # server at the moment it is used again, which would look like a failure of the engine.
+        limits = httpx.Limits(max_connections=64, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=httpx.Timeout(120), limits=limits, trust_env=False) as client:
             running: set[asyncio.Task[None]] = set()
             while not self._stopping.is_set():
