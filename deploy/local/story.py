@@ -113,6 +113,7 @@ class Demo:
             f"vLLM with the tap            {self._engine}/v1",
             f"vLLM with the trained draft  {self._draft}/v1",
             f"extractor's API              {self._api}/docs   (token: {token})",
+            "the trainer has done its steps and ended, which `taphouse doctor` will say",
             f"taphouse watch --api-url {self._api} --token-file {token}",
             f"make demo STOP=1{self._of_profile()} stops all of it",
         ]
