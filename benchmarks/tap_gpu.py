@@ -102,6 +102,8 @@ class Bench:
             "enable_prefix_caching": True,
             **self.plan.engine,
         }
+        if args.tensor_parallel_size > 1:  # the tap refuses this pass, so neither engine has it
+            options["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
         if args.engine == "tapped":
             from taphouse_tap import __version__
 

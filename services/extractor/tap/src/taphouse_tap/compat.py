@@ -6,7 +6,7 @@ What is touched, by engine version; "ran" is what was really run with this tap, 
 version    platform  runners  ran
 =========  ========  =======  ==========================================================================
 0.32.0     cpu       V1       TP 1 and 2, eager and compiled, Llama, DeepseekV3
-0.22.1     cuda      V1, V2   TP 1, FULL_AND_PIECEWISE CUDA graphs, Llama
+0.22.1     cuda      V1, V2   TP 1 (V1 also TP 2), FULL_AND_PIECEWISE CUDA graphs, Llama
 =========  ========  =======  ==========================================================================
 
 ====================================================  ==================================================
