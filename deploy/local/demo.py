@@ -9,6 +9,7 @@ happened that must not (a production request failed, a shard did not verify); 2 
 
 import argparse
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -31,6 +32,8 @@ from story import Demo, StepFailed
 
 from taphouse.errors import TaphouseError
 from taphouse_tap.__main__ import launch_args
+
+_ERROR = re.compile(r"\b\w+(Error|Exception|Refused): .+")
 
 
 def main() -> int:
@@ -158,7 +161,14 @@ def _failed(screen: Screen, message: str, log: Path) -> None:
     screen.say(f"[red bold]failed:[/] {screen.current}")
     screen.console.print(message, style="red", markup=False)
     with suppress(OSError), log.open(errors="replace") as lines:
-        last = deque(lines, maxlen=25)
+        last: deque[str] = deque(maxlen=25)
+        errors: dict[str, None] = {}
+        for line in lines:
+            last.append(line)
+            if match := _ERROR.search(line):
+                errors[match[0].strip()] = None
+        for error in list(errors)[:3]:
+            screen.console.print(f"in {log}: {error}", markup=False)
         screen.console.print(f"--- the end of {log}", markup=False)
         screen.console.out("".join(last), highlight=False)
 

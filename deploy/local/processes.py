@@ -146,7 +146,9 @@ class Processes:
 
     def _check(self, info: dict[str, Any]) -> None:
         if info["statename"] not in _UP:
-            what = info["spawnerr"] or info["description"] or info["statename"]
+            ended = info["statename"] == "EXITED"
+            status = f"it ended with exit status {info['exitstatus']}"
+            what = info["spawnerr"] or (status if ended else info["description"])
             raise ProcessFailed(f"{info['name']} is not running: {what}", info["name"])
 
     def _remember(self) -> None:
