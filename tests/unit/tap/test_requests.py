@@ -166,3 +166,11 @@ def test_any_object_is_a_request_or_a_refusal_that_names_a_field(body: dict[str,
 @given(st.lists(st.integers(0, 511), min_size=1, max_size=63))
 def test_token_ids_come_through_unchanged(token_ids: list[int]) -> None:
     assert parse(prompt=token_ids).prompts() == [token_ids]
+
+
+def test_seeded_sampling_is_refused_where_it_could_stop_the_engine() -> None:
+    sampled = parse(prompt=[1], seed=3, temperature=0.5)
+    sampled.check(make_model(), 1)
+    parse(prompt=[1], seed=3).check(make_model(seeds=False), 1)
+    with pytest.raises(InvalidField, match="leave out seed, or set temperature to 0"):
+        sampled.check(make_model(seeds=False), 1)

@@ -75,6 +75,9 @@ class VllmServer:
             vocab_size=int(self._client.model_config.get_vocab_size()),
             max_model_len=int(self._client.model_config.max_model_len),
             tp_size=int(record["tp_size"]),
+            # The V1 runner rewinds the generator of a prompt that is not whole yet; a CPU's can't be rewound,
+            # and the engine dies (0.32.0, `gpu_model_runner._bookkeeping_sync`, `Generator.set_offset`).
+            seeds=record["mode"]["device"] != "cpu",
         )
 
     async def tokenizer_fingerprint(self) -> dict[str, str | None]:

@@ -28,6 +28,7 @@ class ModelFacts:
     """What the endpoint has to know of the model to check a request and to size a capture.
 
     ``layers`` are the tapped layer ids in slice order. ``itemsize`` is the size of one element in bytes.
+    ``seeds`` is False on an engine that a seeded, sampled request could stop.
     """
 
     layers: tuple[int, ...]
@@ -38,6 +39,7 @@ class ModelFacts:
     vocab_size: int
     max_model_len: int
     tp_size: int
+    seeds: bool = True
 
     @property
     def row_bytes(self) -> int:
@@ -148,6 +150,12 @@ class CaptureRequest(BaseModel):
             )
         if self.layers is not None:
             _check_layers(self.layers, model)
+        if self.seed is not None and self.temperature > 0 and not model.seeds:
+            raise InvalidField(
+                "seed: this engine could die of a seeded request (vLLM on CPUs fails when a prompt that is "
+                "sampled with a seed is computed in chunks); leave out seed, or set temperature to 0",
+                param="seed",
+            )
         if self.stop_token_ids:
             _check_vocabulary(self.stop_token_ids, "stop_token_ids", model.vocab_size)
 
