@@ -61,7 +61,8 @@ Source = Path | BinaryIO | Iterable[bytes]
 class Taphouse:
     """One extractor service at `base_url`; `token` is its bearer token, `timeout` seconds without any answer.
 
-    `extract_timeout` is the same for `extract`, which waits for the engine. `transport` replaces the network.
+    `extract_timeout` is the same for `extract`, which waits for the engine, and for `enqueue`, which waits
+    until every batch is on disk. `transport` replaces the network.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Taphouse:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         self._extract_timeout = extract_timeout
+        self._upload_timeout = httpx.Timeout(timeout, read=max(timeout, extract_timeout))
         self._http = httpx.Client(
             base_url=base_url.rstrip("/"), headers=headers, timeout=timeout, transport=transport
         )
@@ -125,6 +127,7 @@ class Taphouse:
                 params=params,
                 content=_reported(chunks, progress),
                 headers={"Content-Type": "application/x-ndjson"},
+                timeout=self._upload_timeout,
             )
         return _parse(answer, Job)
 

@@ -7,7 +7,7 @@ Times are seconds since the epoch (float), durations are seconds, sizes are byte
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -71,8 +71,8 @@ class JobOptions(_Request):
     max_tokens: int = Field(default=1, ge=1, le=1_000_000)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    seed: int | None = None
-    stop: list[str] | None = Field(default=None, max_length=16)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None, max_length=16)
     stop_token_ids: list[int] | None = Field(default=None, max_length=64)
     ignore_eos: bool = False
     layers: list[int] | None = Field(
@@ -90,7 +90,10 @@ class JobOptions(_Request):
         description="Rows whose prompt has more tokens are skipped, and counted as skipped.",
     )
     priority: int | None = Field(
-        default=None, description="vLLM's priority (lower runs first); needs --scheduling-policy priority."
+        default=None,
+        ge=-(2**31),
+        lt=2**31,
+        description="vLLM's priority (lower runs first); needs --scheduling-policy priority.",
     )
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -122,6 +122,21 @@ def test_dry_run_counts_rows_and_sends_nothing(cli, api, tmp_path):
     assert cli("enqueue", str(rows), "--dry-run", "--max-samples", "3").exit_code == 0
 
 
+def test_dry_run_refuses_what_python_reads_and_json_does_not_have(cli, api, tmp_path):
+    rows = tmp_path / "d.jsonl"
+    rows.write_bytes(
+        b'{"prompt": "x", "score": NaN}\n{"messages": [{"role": "user", "content": NaN}]}\n'
+        b'{"prompt": "\\ud800"}\n{"prompt": "\\u00e9\\ud83d\\ude00"}\n'
+    )
+    result = cli("enqueue", str(rows), "--dry-run", "-o", "json")
+    problems = {p["line"]: p["reason"] for p in json.loads(result.stdout)["problems"]}
+    assert sorted(problems) == [2, 3] and "NaN" in problems[2] and "surrogate" in problems[3]
+    for args in (["extract", "-f", str(rows)], ["extract", "x\udcff"]):
+        assert cli(*args).exit_code == 2
+    wrong = cli("enqueue", str(rows), "--chat-template-kwargs", '{"a": NaN}')
+    assert wrong.exit_code == 2 and api.requests == []
+
+
 def test_dry_run_names_the_lines_that_are_no_rows(cli, api, tmp_path):
     rows = write_rows(
         tmp_path / "d.jsonl", {"prompt": "a"}, "", "{not json", "[1]", {"question": "?"}, {"prompt": ""},

@@ -55,6 +55,17 @@ def test_a_token_never_shows(cli, api):
     assert "hunter2" not in result.output and "hunter2" not in repr(cli.settings[-1])
 
 
+@pytest.mark.parametrize("token", ["two\nlines", "clé"])
+def test_a_token_that_http_can_not_carry_is_refused_unquoted(cli, api, token):
+    result = cli("queue", "--token", token)
+    assert result.exit_code == 2 and "on one line" in result.stderr
+    assert token not in result.output and api.requests == []
+
+
+def test_a_timeout_has_an_end(cli):
+    assert cli("queue", "--timeout", "1e400").exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -102,6 +102,8 @@ def parse_row(line: bytes, generate: bool = False) -> Row:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         raise ValueError(f"{'.'.join(str(part) for part in first['loc'][:2])}: {first['msg']}") from None
+    if any(word in line for word in (b"NaN", b"Infinity", b"\\u")):
+        _check_sendable(value, row)
     kind = kind_of(row)
     if kind is None:
         raise ValueError("it has none of messages, prompt and text")
@@ -110,6 +112,18 @@ def parse_row(line: bytes, generate: bool = False) -> Row:
     elif not getattr(row, kind):
         raise ValueError(f"its {kind} is empty")
     return row
+
+
+def _check_sendable(value: dict[str, Any], row: Row) -> None:
+    """Python reads more than JSON may hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half of a surrogate pair, which is no text") from None
+    try:
+        json.dumps(row.model_dump(), allow_nan=False)
+    except ValueError:
+        raise ValueError("it holds NaN or Infinity, which JSON doesn't have") from None
 
 
 def _check_messages(messages: list[dict[str, Any]], generate: bool) -> None:

@@ -105,6 +105,10 @@ def _rows(prompts: list[str] | None, file: str | None) -> list[Row]:
             )
         prompts = [line.rstrip("\r\n") for line in sys.stdin]
     rows = [Row(prompt=prompt) for prompt in prompts if prompt.strip()]
+    try:
+        "".join(prompts).encode()
+    except UnicodeEncodeError as error:
+        raise UsageProblem("a prompt is not UTF-8", "give text, in the terminal's encoding") from error
     if not rows:
         raise UsageProblem("all prompts are empty", "give at least one that holds text")
     return rows
@@ -128,7 +132,8 @@ def template_arguments(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_constant)
+        text.encode()
     except ValueError:
         value = None
     if not isinstance(value, dict):
@@ -136,6 +141,10 @@ def template_arguments(text: str | None) -> dict[str, Any] | None:
             "--chat-template-kwargs is no JSON object", """write it as '{"enable_thinking": false}'"""
         )
     return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _write(path: Path, body: bytes) -> None:

@@ -33,7 +33,7 @@ class Settings(BaseSettings):
     url: AnyHttpUrl = Field(default=AnyHttpUrl("http://127.0.0.1:8900"), description="The extractor's API.")
     token: SecretStr | None = Field(default=None, description="Bearer token.")
     token_file: Path | None = Field(default=None, description="File whose content is the bearer token.")
-    timeout_s: float = Field(default=30.0, gt=0, description="Seconds to wait for an answer.")
+    timeout_s: float = Field(default=30.0, gt=0, le=1e6, description="Seconds to wait for an answer.")
     config: Path | None = Field(default=None, description="Configuration file.")
 
     @classmethod
@@ -65,8 +65,17 @@ class Settings(BaseSettings):
         """The token to send, or None.
 
         Raises:
-            UsageProblem: the token file can't be read or is empty.
+            UsageProblem: the token file can't be read or is empty, or the token is none that HTTP can carry.
         """
+        token = self._token()
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise UsageProblem(
+                "the token holds line ends or characters beyond ASCII",
+                "give the service's token, on one line",
+            )
+        return token
+
+    def _token(self) -> str | None:
         if self.token is not None:
             return self.token.get_secret_value()
         if self.token_file is None:
