@@ -330,3 +330,17 @@ def test_a_part_of_a_shard(serve: Serve) -> None:
     answer = httpx.get(f"{service.url}/v1/shards/{info.shard}", headers=headers)
     assert answer.status_code == 206
     assert answer.content == service.bench.store.read(info.path)[8:16]
+
+
+@pytest.mark.parametrize("content", [b"NaN", b'"\\ud800"'])
+def test_a_row_that_is_no_json_is_422(serve: Serve, content: bytes) -> None:
+    body = b'{"rows":[{"messages":[{"role":"user","content":' + content + b"}]}]}"
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    answer = httpx.post(serve().url + "/v1/extract", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "rows.0")
+
+
+def test_direct_rows_keep_apart_whatever_their_ids(serve: Serve) -> None:
+    rows = [{"prompt": "xx", "id": "a#2"}, {"prompt": "yy", "id": "a"}, {"prompt": "zz", "id": "a"}]
+    with Shard.from_bytes(serve().client.extract(rows)) as shard:
+        assert [sample.id for sample in shard] == ["a#2", "a", "a#2#2"]

@@ -15,7 +15,8 @@ from tests.queue.fake_tap import FakeTap, states_of
 from tests.unit.extractor.conftest import engine_of
 
 from taphouse_extractor.engine import Engine, in_order
-from taphouse_extractor.errors import CaptureFailed, EngineTimeout, EngineUnavailable, RowRefused
+from taphouse_extractor.errors import BadRow, CaptureFailed, EngineTimeout, EngineUnavailable, RowRefused
+from taphouse_extractor.monitor import EngineMonitor
 
 
 def engine_that(answer: Callable[[httpx.Request], httpx.Response], slice_dir: Path) -> Engine:
@@ -31,7 +32,7 @@ def tampering(tap: FakeTap, change: Callable[[dict[str, Any]], None]) -> Engine:
         status, headers, out = tap.handle(request.method, request.url.path, None, body)
         if status == 200 and "data" in out:
             change(out)
-        return httpx.Response(status, headers=headers, json=out)
+        return httpx.Response(status, headers=headers, content=json.dumps(out).encode())
 
     return engine_that(answer, tap.slice_dir)
 
@@ -180,3 +181,46 @@ def test_in_order_is_lazy_and_raises_where_the_result_would_be() -> None:
     with pytest.raises(ZeroDivisionError):
         next(results)
     assert len(begun) < 10
+
+
+@pytest.mark.parametrize("content", [float("nan"), float("inf"), "\ud800"])
+def test_a_row_that_is_no_json_is_the_rows_fault(tap: FakeTap, content: object) -> None:
+    """Otherwise one such row would fail its whole batch."""
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    with pytest.raises(BadRow, match="can't be sent"):
+        engine_of(tap).capture(body)
+    assert tap.requests == []
+
+
+@pytest.mark.parametrize(("said", "kept"), [("nan", None), ("-5", None), ("1e400", None), ("1e12", 60.0)])
+def test_a_retry_after_that_makes_no_sense(tmp_path: Path, said: str, kept: float | None) -> None:
+    engine = engine_that(lambda _: httpx.Response(503, headers={"Retry-After": said}, json={}), tmp_path)
+    with pytest.raises(EngineUnavailable) as raised:
+        engine.capture({"prompt": "hello"})
+    assert raised.value.retry_after == kept
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"token_ids": [2**40]}, {"loss_mask": [300]}, {"finish_reason": {}}, {"slices": [{"tp_rank": 1e400}]}],
+)
+def test_an_answer_of_wrong_values_is_a_failed_capture(tap: FakeTap, change: dict[str, Any]) -> None:
+    engine = tampering(tap, lambda out: out["data"][0].update(change))
+    with pytest.raises(CaptureFailed):
+        engine.capture({"prompt": "hello", "max_tokens": 1})
+    assert tap.slices_left() == []
+
+
+@pytest.mark.parametrize(
+    "status", [{"reason": 5}, {"layers": "x"}, {"fingerprint_id": 3}, {"in_flight": {"claims": "many"}}]
+)
+def test_the_monitor_outlives_a_status_of_another_kind(tmp_path: Path, status: dict[str, Any]) -> None:
+    monitor = EngineMonitor(engine_that(lambda _: httpx.Response(200, json=status), tmp_path))
+    assert monitor.look().capture == "off"
+    assert "status is none of this version" in (monitor.problem() or "")
+
+
+def test_the_monitor_outlives_a_body_that_can_not_be_decoded(tmp_path: Path) -> None:
+    broken = httpx.ByteStream(b"no gzip")
+    answer = httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=broken)
+    assert EngineMonitor(engine_that(lambda _: answer, tmp_path)).look().capture == "unreachable"

@@ -63,3 +63,16 @@ def test_settings_do_not_change(tmp_path: Path) -> None:
     settings = Settings(store=tmp_path)
     with pytest.raises(ValidationError):
         settings.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["engine_key", "token"])
+@pytest.mark.parametrize("secret", ["one\ntwo", "clé"])
+def test_a_secret_that_http_can_not_carry_is_refused_unquoted(
+    tmp_path: Path, name: str, secret: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text(secret, encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        main_module.main(["worker", "--store", str(tmp_path), f"--{name.replace('_', '-')}-file", str(file)])
+    said = capsys.readouterr().err
+    assert (ended.value.code, "on one line" in said, secret in said) == (2, True, False)

@@ -205,3 +205,14 @@ def test_the_leader_mends_the_ledger_and_drops_dead_spools(
     assert [entry.shard for entry in bench.ledger.entries()] == [outcome.shard]
     assert not bench.store.exists(f"jobs/{dead.id}/job.json")
     assert not killed.exists()
+
+
+def test_a_batch_whose_rows_are_lost_is_given_up_and_holds_up_no_other(bench: Bench, feeder: Feeder) -> None:
+    lost, other = bench.job(rows(1)), bench.job(rows(1))
+    bench.store.delete(f"jobs/{lost.id}/rows/000000.jsonl")
+    bench.leases.counted[refs(lost.id, 0)[0]] = Tries(bad=2, reason="no rows")
+    assert feeder.step() == 1
+    assert list(bench.queue.queued.values()) == refs(other.id, 0)
+    outcome = bench.records.outcome(refs(lost.id, 0)[0])
+    assert outcome is not None
+    assert [(f.row, "is not there" in f.reason) for f in outcome.failures] == [(0, True)]

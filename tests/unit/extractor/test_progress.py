@@ -37,6 +37,14 @@ def test_a_job_that_was_deleted_is_forgotten(bench: Bench) -> None:
     assert bench.overview.jobs(10) == []
 
 
+def test_a_spooling_that_died_can_be_cancelled(bench: Bench) -> None:
+    job = bench.job([{"prompt": "a"}]).model_copy(update={"rows": 0, "spooled": False})
+    bench.records.put_job(job)
+    assert bench.overview.job(job.id).state.value == "spooling"
+    bench.records.cancel(job.id)
+    assert bench.overview.job(job.id).state.value == "cancelled"
+
+
 def test_rates_are_over_the_window_or_the_time_there_was() -> None:
     recent = [
         Done(finished_at=at, rows=12, samples=10, tokens=100, bytes=5, raw_bytes=7) for at in (900, 990, 995)

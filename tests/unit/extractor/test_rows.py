@@ -113,3 +113,8 @@ def test_any_bytes_are_a_row_or_a_bad_row(line: bytes) -> None:
         to_prompt(numbered, parse_row(line), JobOptions())
     except BadRow as error:
         assert str(error)
+
+
+def test_an_id_that_another_row_would_be_given() -> None:
+    lines = [json.dumps({"id": name}).encode() for name in ("a#2", "a", "a")]
+    assert [row.id for row in number_rows(lines, first_row=0, job_id="j")] == ["a#2", "a", "a#2#2"]

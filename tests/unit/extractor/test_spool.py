@@ -55,7 +55,7 @@ def test_however_it_is_cut_the_rows_are_the_same(
 ) -> None:
     records = Records(LocalStore(tmp_path_factory.mktemp("store")))
     data = "\n".join(json.dumps(row) for row in rows).encode()
-    taking = spool(records, batch_size=batch_size)
+    taking = spool(records, Limits(100_000, 100, 10_000), batch_size=batch_size)
     for at in range(0, len(data), chunk):
         taking.feed(data[at : at + chunk])
     job = taking.finish()
@@ -108,6 +108,7 @@ def test_datasets_by_path(records: Records, tmp_path: Path) -> None:
     outside.write_text('{"prompt":"secret"}\n')
     (root / "link.jsonl").symlink_to(outside)
     (root / "inner.jsonl").symlink_to(root / "sub" / "a b.jsonl")
+    (root / "loop.jsonl").symlink_to(root / "loop.jsonl")
     os.mkfifo(root / "fifo.jsonl")
     for path in (f"{root}/sub/a b.jsonl", f"file://{root}/sub/a%20b.jsonl", f"{root}/inner.jsonl"):
         with open_dataset(path, (root,)) as file:
@@ -118,9 +119,11 @@ def test_datasets_by_path(records: Records, tmp_path: Path) -> None:
         f"{root}/link.jsonl",
         f"{root}/sub",
         f"{root}/fifo.jsonl",
+        f"{root}/loop.jsonl",
         f"{root}/absent.jsonl",
         "sub/a b.jsonl",
         "file://elsewhere/x",
+        "file://[",
         f"file://{root}/%2e%2e/outside.jsonl",
         "a\0b",
         "s3://bucket/x",
@@ -129,3 +132,24 @@ def test_datasets_by_path(records: Records, tmp_path: Path) -> None:
             open_dataset(path, (root,))
     with pytest.raises(InvalidRequest, match="upload it"):
         open_dataset(str(outside), ())
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(records: Records) -> None:
+    taking = spool(records)
+    taking.feed(b'\xef\xbb\xbf{"prompt":"0"}\r\n{"prompt":"1"}\r\n')
+    job = taking.finish()
+    first, _ = records.row_lines(BatchRef(job_id=job.id, batch=0))
+    assert first == b'{"prompt":"0"}'
+
+
+def test_a_dataset_in_utf_16_is_refused(records: Records) -> None:
+    with pytest.raises(InvalidRequest, match="line 1 is not JSON"):
+        spool(records).feed('{"prompt":"0"}\n{"prompt":"1"}\n'.encode("utf-16"))
+
+
+def test_a_spooling_that_a_feeder_dropped_makes_no_job(records: Records) -> None:
+    taking = spool(records, batch_size=1)
+    taking.feed(b'{"prompt":"0"}\n{"prompt":"1"}\n')
+    records.drop_unspooled(taking.job.id)
+    with pytest.raises(NotFound):
+        taking.finish()

@@ -96,5 +96,7 @@ def _named(rows: list[Row]) -> list[tuple[str, Row]]:
     named: dict[str, Row] = {}
     for at, row in enumerate(rows):
         name = row.id if row.id and row.id.isprintable() and len(row.id) <= 240 else f"row-{at}"
-        named[f"{name}#{at}" if name in named else name] = row
+        while name in named:
+            name = f"{name}#{at}"
+        named[name] = row
     return list(named.items())

@@ -7,6 +7,8 @@ that the slice contract gives them.
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +32,7 @@ from taphouse.slices import (
     start_id_of,
 )
 from taphouse_extractor.errors import (
+    BadRow,
     CaptureFailed,
     EngineError,
     EngineTimeout,
@@ -41,6 +44,9 @@ __all__ = ["Capture", "Engine", "in_order"]
 
 CAPTURE_WAITS_S = (0.5, 2.0)
 """A capture that failed is tried again after each of these."""
+
+RETRY_AFTER_CAP_S = 60.0
+"""The longest wait that an engine's Retry-After is believed."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -119,16 +125,17 @@ class Engine:
     def capture(self, body: dict[str, Any]) -> Capture:
         """Run one prompt and return its states; `body` is the JSON of `POST /v1/hidden_states`.
 
-        Raises `RowRefused` (4xx), `CaptureFailed` (when the last try fails too), `EngineTimeout`, and
-        `EngineUnavailable` for all that isn't the row's fault.
+        Raises `BadRow` (it can't be sent), `RowRefused` (4xx), `CaptureFailed` (when the last try fails too),
+        `EngineTimeout`, and `EngineUnavailable` for all that isn't the row's fault.
         """
+        content = _encode(body)
         for wait in CAPTURE_WAITS_S:
             try:
-                return self._take(self._ask(body), body.get("layers"))
+                return self._take(self._ask(content), body.get("layers"))
             except CaptureFailed:
                 self._sleep(wait)
         self._require_capture()  # an engine that died while it ran the row is not the row's fault
-        return self._take(self._ask(body), body.get("layers"))
+        return self._take(self._ask(content), body.get("layers"))
 
     def status(self) -> dict[str, Any]:
         """`GET /v1/hidden_states/status`; raises `EngineUnavailable`."""
@@ -149,10 +156,11 @@ class Engine:
             raise EngineUnavailable(_explain(answer))
         return answer.text
 
-    def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, content: bytes) -> dict[str, Any]:
         deadline = time.monotonic() + self._patience_s
+        kind = {"Content-Type": "application/json"}
         while True:
-            answer = self._send("POST", "/v1/hidden_states", json=body)
+            answer = self._send("POST", "/v1/hidden_states", content=content, headers=kind)
             if answer.status_code == 200:
                 return _json(answer)
             error = _error_of(answer)
@@ -166,7 +174,7 @@ class Engine:
             return self._http.request(method, path, **request)
         except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
             raise EngineTimeout(f"the engine at {self.url} did not answer in time") from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise EngineUnavailable(f"can't reach the engine at {self.url}: {error}") from error
 
     def _take(self, answer: dict[str, Any], layers: list[int] | None) -> Capture:
@@ -191,7 +199,7 @@ class Engine:
             raise EngineUnavailable(
                 f"can't read {directory}: run workers as the engine's user ({error.strerror})"
             ) from error
-        except (SliceError, KeyError, TypeError, ValueError, OSError) as error:
+        except (SliceError, KeyError, TypeError, ValueError, OverflowError, OSError) as error:
             raise CaptureFailed(f"its slices can't be used: {error}") from error
         finally:
             _release(directory, tag)
@@ -208,12 +216,15 @@ def _read(answer: dict[str, Any], item: dict[str, Any], directory: Path, layers:
     token_ids = np.asarray(item["token_ids"], np.int32)
     if not 0 < rows <= len(token_ids):
         raise CaptureFailed(f"the engine says {rows} rows of {len(token_ids)} tokens")
+    finish_reason = item.get("finish_reason")
+    if not isinstance(finish_reason, str | None):
+        raise CaptureFailed(f"the engine says finish_reason {finish_reason!r:.40}, which is no text")
     mask, fingerprint = item.get("loss_mask"), dict(answer["fingerprint"])
     return Capture(
         token_ids=token_ids,
         prompt_len=int(item["prompt_len"]),
         rows=rows,
-        finish_reason=item.get("finish_reason"),
+        finish_reason=finish_reason,
         loss_mask=None if mask is None else np.asarray(mask, np.uint8),
         states=join_slices(paths, rows, layers),
         layers=tapped.layers if layers is None else tuple(layers),
@@ -231,6 +242,14 @@ def _release(directory: Path, tag: str) -> None:
         return  # the tap sweeps what nobody released
 
 
+def _encode(body: dict[str, Any]) -> bytes:
+    """JSON of a request. Python reads more than JSON may hold (NaN, halves of surrogate pairs)."""
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, RecursionError) as error:
+        raise BadRow(f"the row can't be sent to the engine: {error}") from error
+
+
 def _error_of(answer: httpx.Response) -> EngineError:
     """What an answer other than 200 means for a row."""
     status, reason = answer.status_code, _explain(answer)
@@ -241,8 +260,9 @@ def _error_of(answer: httpx.Response) -> EngineError:
     try:
         wait = float(answer.headers.get("Retry-After", ""))
     except ValueError:
-        wait = None
-    return EngineUnavailable(reason, retry_after=wait)
+        wait = math.nan
+    sane = math.isfinite(wait) and wait >= 0
+    return EngineUnavailable(reason, retry_after=min(wait, RETRY_AFTER_CAP_S) if sane else None)
 
 
 def _explain(answer: httpx.Response) -> str:

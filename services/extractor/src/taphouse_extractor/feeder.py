@@ -22,7 +22,7 @@ from taphouse_extractor.errors import ExtractorError
 from taphouse_extractor.jobs import BatchQueue, QueueView
 from taphouse_extractor.leases import Leases, Tries
 from taphouse_extractor.progress import Progress
-from taphouse_extractor.records import BatchRef, Records
+from taphouse_extractor.records import BatchRef, JobRecord, Records
 
 __all__ = ["Feeder", "FeederLimits"]
 
@@ -72,6 +72,8 @@ class Feeder:
                 self.step()
             except (redis.RedisError, TaphouseError, ExtractorError, OSError) as error:
                 log.warning("feeder: %s", error)
+            except Exception:
+                log.exception("feeder: unexpected; it tries again")
             stop.wait(every_s)
         if self._leading:
             try:
@@ -105,7 +107,7 @@ class Feeder:
             for ref in job.pending():
                 if fed >= room:
                     return fed
-                if ref not in busy and self._may_run(ref, tries.get(ref)):
+                if ref not in busy and self._may_run(job.record, ref, tries.get(ref)):
                     self._queue.enqueue(ref)
                     fed += 1
         return fed
@@ -130,13 +132,13 @@ class Feeder:
                 self._leases.count_bad(ref, "its worker is gone")
         return alive
 
-    def _may_run(self, ref: BatchRef, tries: Tries | None) -> bool:
+    def _may_run(self, job: JobRecord, ref: BatchRef, tries: Tries | None) -> bool:
         if tries is None:
             return True
         if tries.bad >= self._limits.max_attempts:
             reason = f"given up after {tries.bad} runs; the last: {tries.reason}"
             log.error("batch %s: %s", ref, reason)
-            self._fail(self._records.job(ref.job_id), ref, reason)
+            self._fail(job, ref, reason)
             self._leases.forget(ref)
             return False
         return time.time() >= tries.not_before

@@ -6,11 +6,14 @@ import threading
 import time
 from typing import Any
 
+from pydantic import ValidationError
+
 from taphouse.wire import Engine as EngineView
 from taphouse.wire import Latency
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.errors import EngineError
 from taphouse_extractor.latency import LatencyWindow
+from taphouse_extractor.rows import describe
 
 __all__ = ["EngineMonitor"]
 
@@ -57,12 +60,16 @@ class EngineMonitor:
 
 def _view(url: str, status: dict[str, Any], latency: Latency | None) -> EngineView:
     in_flight = status.get("in_flight")
-    return EngineView(
-        url=url,
-        capture="on" if status.get("capture") == "on" else "off",
-        detail=status.get("reason"),
-        layers=status.get("layers"),
-        fingerprint_id=status.get("fingerprint_id"),
-        in_flight=in_flight.get("claims") if isinstance(in_flight, dict) else None,
-        latency=latency,
-    )
+    try:
+        return EngineView(
+            url=url,
+            capture="on" if status.get("capture") == "on" else "off",
+            detail=status.get("reason"),
+            layers=status.get("layers"),
+            fingerprint_id=status.get("fingerprint_id"),
+            in_flight=in_flight.get("claims") if isinstance(in_flight, dict) else None,
+            latency=latency,
+        )
+    except ValidationError as error:
+        detail = f"its status is none of this version ({describe(error)})"
+        return EngineView(url=url, capture="off", detail=detail, latency=latency)

@@ -15,7 +15,7 @@ from itertools import chain
 
 import numpy as np
 
-from taphouse.errors import InvalidSample
+from taphouse.errors import InvalidSample, StoreError
 from taphouse.ledger import Ledger
 from taphouse.samples import Sample
 from taphouse.shards import (
@@ -145,7 +145,11 @@ class Pipeline:
 
     def fail(self, job: JobRecord, ref: BatchRef, reason: str, *, fatal: bool = False) -> Outcome:
         """Record that no row of a batch made a sample, all for one reason; `fatal` fails the job too."""
-        failures = tuple(_failure(row, reason) for row in self._rows(job, ref))
+        try:
+            failures = tuple(_failure(row, reason) for row in self._rows(job, ref))
+        except StoreError as error:  # its rows are lost: what is left of them is their numbers
+            reason = f"{reason} ({error.message})"
+            failures = tuple(RowFailure(row=row, reason=reason) for row in job.rows_of(ref.batch))
         return self._records.put_outcome(
             Outcome(
                 job_id=job.id,

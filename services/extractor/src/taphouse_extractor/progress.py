@@ -153,7 +153,10 @@ class Progress:
             self._jobs[job_id] = job
         while job.recent and job.recent[0].finished_at < now - KEEP_RECENT_S:
             job.recent.popleft()
-        if job.complete or not job.record.spooled or _long_ago(job.cancelled_at, now):
+        if not job.record.spooled:
+            job.cancelled_at = self._records.cancelled_at(job_id)
+            return
+        if job.complete or _long_ago(job.cancelled_at, now):
             return
         if job.cancelled_at is None:
             job.cancelled_at = self._records.cancelled_at(job_id)

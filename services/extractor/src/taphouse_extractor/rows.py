@@ -70,7 +70,7 @@ def number_rows(lines: Iterable[bytes], *, first_row: int, job_id: str) -> Itera
     taken: set[str] = set()
     for row, line in enumerate(lines, start=first_row):
         name = _own_id(line) or f"{job_id}/{row}"
-        if name in taken:
+        while name in taken:
             name = f"{name}#{row}"
         taken.add(name)
         yield Numbered(row, name, line)

@@ -89,6 +89,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _no_open_door(self) -> Settings:
+        self.engine_bearer()  # a key that can't be sent is said at the start
         if self.bearer() is None and not self.allow_anonymous and not _is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} is reachable from other machines: set a token, or allow_anonymous=true"
@@ -106,6 +107,10 @@ class Settings(BaseSettings):
 
 def _secret(value: SecretStr | None, file: Path | None) -> str | None:
     text = value.get_secret_value() if value else file.read_text(encoding="utf-8").strip() if file else None
+    if text and not (
+        text.isascii() and text.isprintable()
+    ):  # HTTP would refuse it, and quote it in its error
+        raise ValueError("a token or key holds line ends or characters beyond ASCII: put one on one line")
     return text or None
 
 

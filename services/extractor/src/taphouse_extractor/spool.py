@@ -7,6 +7,7 @@ row.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import stat
@@ -68,6 +69,7 @@ class Spool:
         self._seal_batch()
         if not self._rows:
             raise InvalidRequest("the dataset has no rows", param="body")
+        self._records.job(self.job.id)  # gone when a feeder took it for abandoned, and its rows with it
         self.job = self.job.model_copy(update={"rows": self._rows, "spooled": True})
         self._records.put_job(self.job)
         return self.job
@@ -81,11 +83,11 @@ class Spool:
     def _take_line(self, line: bytes) -> None:
         self._line += 1
         self._check_length(len(line), self._line)
-        line = line.strip()
+        line = (line.removeprefix(codecs.BOM_UTF8) if self._line == 1 else line).strip()
         if not line:
             return
         try:
-            value = json.loads(line)
+            value = json.loads(line.decode())  # of bytes it would guess the encoding
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(
                 f"line {self._line} is not JSON: {_short(error)}", param=self._where()
@@ -141,17 +143,17 @@ def open_dataset(path: str, roots: tuple[Path, ...]) -> BinaryIO:
     outside = InvalidRequest(
         f"{path!r:.200} is no file below the service's dataset roots, or none it may read", param="path"
     )
-    if path.startswith("file:"):
-        parts = urlsplit(path)
-        if parts.netloc not in ("", "localhost"):
-            raise outside
-        path = unquote(parts.path)
     try:
+        if path.startswith("file:"):
+            parts = urlsplit(path)
+            if parts.netloc not in ("", "localhost"):
+                raise outside
+            path = unquote(parts.path)
         real = Path(path).resolve(strict=True)
         if not Path(path).is_absolute() or not any(real.is_relative_to(root.resolve()) for root in roots):
             raise outside
         descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last: links in a circle
         raise outside from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -23,6 +26,7 @@ __all__ = ["router"]
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["jobs"])
 DRAIN_BYTES = 64 << 20
+DRAIN_S = 10.0
 _SCHEMA = JobRequest.model_json_schema(ref_template="#/components/schemas/{model}")
 _SCHEMA.pop("$defs", None)
 _BODY: dict[str, Any] = {
@@ -109,12 +113,19 @@ async def _upload(request: Request, here: Context, options: JobOptions, name: st
         return await run_in_threadpool(spool.finish)
     except BaseException:
         await run_in_threadpool(spool.abort)
-        left = DRAIN_BYTES  # a client that still sends reads our answer only if it isn't cut off
-        async for chunk in chunks:
-            left -= len(chunk)
-            if left < 0:
-                break
+        await _drain(chunks)
         raise
+
+
+async def _drain(chunks: AsyncIterator[bytes]) -> None:
+    """A client that still sends reads our answer only if it isn't cut off; a silent one isn't waited for."""
+    left = DRAIN_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            async for chunk in chunks:
+                left -= len(chunk)
+                if left < 0:
+                    return
 
 
 def _read_path(here: Context, wanted: JobRequest) -> JobRecord:
