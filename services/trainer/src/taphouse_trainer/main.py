@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         log.info("ended: %s", run(settings, stop))
         return 0
-    except (TrainerError, TaphouseError) as e:
+    except (TrainerError, TaphouseError, OSError) as e:
         log.error("%s", e)
         return 1
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -119,7 +120,8 @@ class Progress:
         self, entry: dict[str, Any], position: Position, totals: tuple[int, int], *, finite: bool
     ) -> None:
         """A step was done. ``entry`` is its line in the log; ``totals``: samples and rows over all runs."""
-        self._steps.write({"kind": "step", "finite": finite, **entry})
+        loss = _finite(entry["loss"])
+        self._steps.write({"kind": "step", "finite": finite, **entry, "loss": loss})
         now = time.monotonic()
         rate, self._last_step_at = entry["tokens"] / max(1e-9, now - self._last_step_at), now
         before = self._record.get("tokens_per_s")
@@ -127,7 +129,7 @@ class Progress:
         self._record.update(
             step=entry["step"], epoch=position.epoch, cursor=position.cursor,
             samples=totals[0], tokens=totals[1],
-            loss=entry["loss"], accuracy=entry["accuracy"][0], accuracies=entry["accuracy"],
+            loss=loss, accuracy=entry["accuracy"][0], accuracies=entry["accuracy"],
             acceptance_length=1 + sum(entry["accuracy"]), tokens_per_s=rate, lr=entry["lr"],
         )  # fmt: skip
         metrics = self._metrics
@@ -150,15 +152,17 @@ class Progress:
         entry = {
             "kind": "held_out",
             "step": step,
-            "loss": loss,
+            "loss": _finite(loss),
             "accuracy": list(accuracy),
             "samples": samples,
         }
         self._steps.write(entry)
         length = 1 + sum(accuracy)
         if self._record.get("first_held_out_loss") is None:
-            self._record["first_held_out_loss"] = loss
-        self._record.update(held_out_loss=loss, held_out_acceptance_length=length, held_out_samples=samples)
+            self._record["first_held_out_loss"] = _finite(loss)
+        self._record.update(
+            held_out_loss=_finite(loss), held_out_acceptance_length=length, held_out_samples=samples
+        )
         self._metrics.held_out_loss.set(loss)
         self._accuracies("held_out", accuracy)
         log.info(
@@ -210,3 +214,8 @@ class Progress:
                     for k in ("step", "epoch", "loss", "accuracy", "tokens_per_s", "cursor", "head")
                 ),
             )
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if math.isfinite(value) else None
