@@ -213,3 +213,18 @@ def test_a_lost_ledger_entry_is_an_error(world: World) -> None:
     (world.store.local_path("ledger") / "000000000002.json").unlink()
     with pytest.raises(LedgerError, match="gone"):
         flat(world.stream(epochs=2).batches(Position(epoch=1, head=3)))
+
+
+@pytest.mark.parametrize("gone", [1, 2])
+def test_an_entry_gone_from_the_middle_is_not_taken_for_the_end(tmp_path: Path, gone: int) -> None:
+    world = World(tmp_path)
+    world.land(3)
+    world.store.delete(f"ledger/{gone:012d}.json")
+    gate = ShardGate(world.store, world.verifier)
+    waiting = Waiting(world.clock.time, world.clock.sleep)
+    policy = StreamPolicy(stop_when_idle_s=1.0)
+    stream = ShardStream(world.ledger, gate, world.held_out, policy=policy, waiting=waiting)
+    with pytest.raises(LedgerError, match=f"entry {gone} is gone"):
+        list(stream.batches(Position()))
+    with pytest.raises(LedgerError, match=f"entry {gone} is gone"):
+        stream.count_tokens(TokenCounts(VOCAB), 10**9)

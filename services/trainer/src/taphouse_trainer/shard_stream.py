@@ -156,7 +156,7 @@ class ShardStream:
         while counts.trained_tokens < enough:
             if self._waiting.sleep(0):
                 return False
-            entry = self._ledger.entry(seq)
+            entry = self._entry(seq)
             if entry is None:
                 if self._wait(last_epoch=True) is _Turn.END:
                     return counts.trained_tokens > 0
@@ -187,7 +187,7 @@ class ShardStream:
         trained_in_epoch = position.visited > 0
         while not self._waiting.sleep(0):
             seq = self._seq(position)
-            entry = self._ledger.entry(seq)
+            entry = self._entry(seq)
             if entry is None and position.visited < position.head:
                 raise LedgerError(
                     f"ledger entry {seq} is gone", advice="Restore the ledger, or train into a new output"
@@ -205,6 +205,22 @@ class ShardStream:
                 trained_in_epoch = True
                 yield drawn
             position = position.next_entry()
+
+    def _entry(self, seq: int) -> LedgerEntry | None:
+        """The entry, ``None`` while it has not landed.
+
+        Raises:
+            LedgerError: later ones have, so it is gone, and waiting for it would never end.
+        """
+        entry = self._ledger.entry(seq)
+        if entry is None and self._ledger.entry(seq + 1) is not None:
+            entry = self._ledger.entry(seq)  # it may have landed between the two looks
+            if entry is None:
+                raise LedgerError(
+                    f"ledger entry {seq} is gone, and {seq + 1} is there",
+                    advice="Restore the ledger directory from a copy",
+                )
+        return entry
 
     def _samples(self, entry: LedgerEntry, position: Position) -> Iterator[Drawn]:
         accepted = self._gate.examine(entry)
