@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 
@@ -108,3 +110,15 @@ def test_a_reader_that_goes_away_is_no_error():
     command = f"'{sys.executable}' -c '{code}' --help | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == ""
+
+
+def test_a_locale_without_the_signs_stops_nothing(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "x"}\n')
+    code = "from taphouse.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "enqueue", str(rows), "--dry-run", "--stop", "\u00e9"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    for more in ([], ["-o", "json"]):
+        done = subprocess.run([*command, *more], capture_output=True, check=False, env=environment)
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)["options"]["stop"] == ["\u00e9"]

@@ -344,3 +344,12 @@ def test_direct_rows_keep_apart_whatever_their_ids(serve: Serve) -> None:
     rows = [{"prompt": "xx", "id": "a#2"}, {"prompt": "yy", "id": "a"}, {"prompt": "zz", "id": "a"}]
     with Shard.from_bytes(serve().client.extract(rows)) as shard:
         assert [sample.id for sample in shard] == ["a#2", "a", "a#2#2"]
+
+
+def test_a_name_that_a_terminal_would_obey_is_refused(serve: Serve, tmp_path: Path) -> None:
+    service = serve()
+    with pytest.raises(BadRequest, match="can't be printed"):
+        service.client.enqueue([b'{"prompt":"x"}\n'], name="\x1b[2J")
+    with pytest.raises(BadRequest, match="can't be printed"):
+        service.client.enqueue_path(str(tmp_path / "x"), name="a\nb")
+    assert service.client.jobs() == []

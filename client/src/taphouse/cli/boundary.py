@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -36,6 +37,9 @@ class Boundary(TyperGroup):
     ) -> Any:
         """Run with `args` (default: the process's) and exit the process."""
         given = sys.argv[1:] if args is None else list(args)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a locale without some sign shows another, and goes on
+                stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
         main = super().main
 
         def run() -> int:

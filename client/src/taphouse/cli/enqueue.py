@@ -125,7 +125,8 @@ def _upload(
 
 
 def _name_of(path: str) -> str | None:
-    return path.rstrip("/").rpartition("/")[2][:200] or None
+    name = path.rstrip("/").rpartition("/")[2][:200]
+    return "".join(c if c.isprintable() else "?" for c in name) or None
 
 
 def _report(session: Session, client: Taphouse, job: Job, wait: bool, fail_on_error: bool) -> None:

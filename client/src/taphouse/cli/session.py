@@ -59,7 +59,8 @@ class Session:
     def write_json(self, document: BaseModel | dict[str, Any], indent: int | None = 2) -> None:
         """Write one JSON document and a line end to stdout."""
         data = document if isinstance(document, dict) else document.model_dump(mode="json")
-        self.out.file.write(json.dumps(data, indent=indent, ensure_ascii=False) + "\n")
+        plain = not self.out.encoding.startswith("utf")
+        self.out.file.write(json.dumps(data, indent=indent, ensure_ascii=plain) + "\n")
         self.out.file.flush()
 
     def note(self, text: str) -> None:

@@ -55,6 +55,7 @@ async def enqueue(
     are ignored. A line that is no JSON object refuses the dataset; an object that is no usable row becomes a
     failed row.
     """
+    _check_name(name)
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     await run_in_threadpool(here.gate.admit)
     if kind == NDJSON:
@@ -98,9 +99,17 @@ def _parse_options(text: str) -> JobOptions:
 
 def _parse_request(body: bytes) -> JobRequest:
     try:
-        return JobRequest.model_validate_json(body)
+        wanted = JobRequest.model_validate_json(body)
     except ValidationError as error:
         raise InvalidRequest(describe(error), param="body") from error
+    _check_name(wanted.name)
+    return wanted
+
+
+def _check_name(name: str | None) -> None:
+    """Names are shown in terminals, which obey control characters."""
+    if name is not None and not name.isprintable():
+        raise InvalidRequest("name: holds characters that can't be printed", param="name")
 
 
 async def _upload(request: Request, here: Context, options: JobOptions, name: str | None) -> JobRecord:
