@@ -353,3 +353,14 @@ def test_a_name_that_a_terminal_would_obey_is_refused(serve: Serve, tmp_path: Pa
     with pytest.raises(BadRequest, match="can't be printed"):
         service.client.enqueue_path(str(tmp_path / "x"), name="a\nb")
     assert service.client.jobs() == []
+
+
+def test_a_store_that_is_gone_is_503_and_comes_back(serve: Serve, tmp_path: Path) -> None:
+    service = serve()
+    root = service.bench.store.root
+    root.rename(tmp_path / "elsewhere")
+    with pytest.raises(Unavailable):
+        service.client.enqueue([b'{"prompt":"x"}\n'])
+    assert not service.client.ready().ready and not root.exists()
+    (tmp_path / "elsewhere").rename(root)
+    assert service.client.enqueue([b'{"prompt":"x"}\n']).rows == 1

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taphouse.errors import LedgerError, NotInStore, StoreError, StoreFull
+from taphouse.errors import LedgerError, StoreError, StoreFull
 
 
 class ExtractorError(Exception):
@@ -143,7 +143,6 @@ HTTP: dict[type[Exception], HttpAnswer] = {
     EngineUnavailable: HttpAnswer(503, "engine_error", 5),
     EngineTimeout: HttpAnswer(504, "engine_error"),
     EngineChanged: HttpAnswer(503, "engine_error", 5),
-    NotInStore: HttpAnswer(404, "not_found_error"),
     StoreFull: HttpAnswer(507, "store_error"),
     StoreError: HttpAnswer(503, "store_error", 30),
     LedgerError: HttpAnswer(503, "store_error", 30),
