@@ -7,8 +7,10 @@ sequence number.
 Appending, under the lock: (1) names that a killed writer may have made are flushed, and the newest entry's
 by-shard name is made if it is missing, (2) a shard that has an entry gets that one back, (3) the entry is
 written to a temporary file, flushed, linked to its number and the directory flushed, (4) linked by shard. A
-writer killed between 3 and 4 leaves only the newest entry without its second name, which 1 repairs. Readers
-need no lock: entry `seq + 1` is there, whole, or isn't yet.
+writer killed between 3 and 4 leaves only the newest entry without its second name, which 1 repairs. Then
+(5) `ledger/last` is set to the number. It may lag, never lead: when it names more than there is, an entry
+was removed, and its number is not given again, since consumers may be past it. Readers need no lock: entry
+`seq + 1` is there, whole, or isn't yet.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from taphouse.store import Store, to_json
 _DIRECTORY = "ledger"
 _BY_SHARD = f"{_DIRECTORY}/by-shard"
 _LOCK = f"{_DIRECTORY}/lock"
+_LAST = f"{_DIRECTORY}/last"
 
 
 class LedgerEntry(ShardFacts):
@@ -64,7 +67,7 @@ class Ledger:
 
         A shard that has an entry keeps it, and that entry is returned. Raises `StoreError` when the store
         can't be written (no entry was made, or the one made is found by the next append), `LedgerError`
-        when the newest entry can't be read.
+        when the newest entry can't be read or one was removed.
         """
         with self._store.lock(_LOCK):
             head = self._repair()
@@ -76,6 +79,11 @@ class Ledger:
                         advice=_RESTORE,
                     )
                 return existing
+            last = self._last()
+            if last > head:
+                raise LedgerError(
+                    f"ledger entry {head + 1} is missing, numbers up to {last} were given", advice=_RESTORE
+                )
             entry = LedgerEntry(
                 seq=head + 1,
                 created_at=time.time() if created_at is None else created_at,
@@ -87,6 +95,7 @@ class Ledger:
                     advice="The store's file system must support flock: check how it is mounted",
                 )
             self._store.link(_entry_path(entry.seq), _shard_entry_path(entry.shard))
+            self._store.put(_LAST, str(entry.seq).encode(), durable=False)
             self._known_head = entry.seq
             return entry
 
@@ -179,6 +188,13 @@ class Ledger:
         if head:
             self._store.link(_entry_path(head), _shard_entry_path(self._read(head).shard))
         return head
+
+    def _last(self) -> int:
+        """The largest number that was surely given; 0 when none was, or a lost write left no number."""
+        try:
+            return int(self._store.read(_LAST))
+        except (NotInStore, ValueError):
+            return 0
 
     def _exists(self, seq: int) -> bool:
         return self._store.exists(_entry_path(seq))

@@ -143,6 +143,27 @@ def test_a_ledger_directory_that_lost_its_numbers_is_noticed(tmp_path: Path) -> 
         Ledger(store).append(make_facts(0))
 
 
+@pytest.mark.parametrize("removed", [1, 3, 6])
+def test_the_number_of_a_removed_entry_is_not_given_again(removed: int, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for number in range(6):
+        Ledger(store).append(make_facts(number))
+    store.delete(f"ledger/{removed:012d}.json")
+    with pytest.raises(LedgerError, match="numbers up to 6 were given"):
+        Ledger(store).append(make_facts(6))
+    assert not store.exists(f"ledger/{removed:012d}.json")
+
+
+@pytest.mark.parametrize("left", [b"", b"1", b"\xff"])
+def test_a_last_number_that_a_power_cut_damaged_is_no_number(left: bytes, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for number in range(12):
+        Ledger(store).append(make_facts(number))
+    store.put("ledger/last", left)
+    assert Ledger(store).append(make_facts(12)).seq == 13
+    assert store.read("ledger/last") == b"13"
+
+
 def test_the_newest_entrys_second_name_is_repaired_by_the_next_append(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     Ledger(store).append(make_facts(0))
