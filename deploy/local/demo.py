@@ -149,7 +149,9 @@ def _end(demo: Demo | None, processes: Processes, profile: Profile, screen: Scre
 def _stop(running: Processes, profile: Profile, console: Console) -> int:
     """`--stop`: ends what `--keep` left."""
     if not running.answers():
-        console.print("nothing of this profile runs")
+        console.print(
+            f"nothing of profile {profile.path.stem} runs; another profile is stopped with PROFILE=its name"
+        )
         return 0
     running.stop()
     shutil.rmtree(profile.values["TAPHOUSE_TAP_SLICE_DIR"], ignore_errors=True)

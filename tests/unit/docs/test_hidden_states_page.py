@@ -1,0 +1,48 @@
+"""docs/hidden-states.md names the fields that the endpoint takes and their defaults; its code runs."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+from tests.unit.tap.endpoint_fakes import make_model
+
+from taphouse import slices
+from taphouse_tap.requests import CaptureRequest
+
+PAGE = (Path(__file__).parents[3] / "docs" / "hidden-states.md").read_text()
+
+
+def test_every_field_is_named_and_no_other() -> None:
+    table = PAGE[PAGE.index("| field |") : PAGE.index("## Answer")]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert named == set(CaptureRequest.model_fields)
+
+
+def test_defaults_are_the_endpoints() -> None:
+    for name in ("max_tokens", "temperature", "priority", "delivery"):
+        default = CaptureRequest.model_fields[name].default
+        shown = re.search(rf"^\| `{name}` \| `?(\w+)`? \|", PAGE, re.MULTILINE)
+        assert shown is not None
+        assert shown[1] == (f"{default:g}" if isinstance(default, float) else str(default))
+
+
+def test_the_python_runs(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    model, tag = make_model(tp_size=1), slices.new_tag()
+    start = slices.open_start(tmp_path / "slices", "1")
+    start.reserve(slices.Claim(tag, 1 << 20, 0.0, 3, 3), 1 << 30)
+    trailer = slices.Trailer(
+        tag=tag, start_id="1", tap_version="0", tp_rank=0, tp_size=1, dp_rank=0, layers=model.layers,
+        dtype="float32", hidden_size=8, column_offset=0, width=8, rows=0, prompt_len=3, crc32=0,
+    )  # fmt: skip
+    writer = slices.SliceWriter(start.directory, trailer, 3)
+    written = np.arange(3 * len(model.layers) * 8, dtype=np.float32).reshape(3, len(model.layers), 8)
+    writer.write(0, written)
+    writer.seal(3)
+    pieces = [{"path": str(path)} for path in start.slice_paths(tag)]
+    asked = list(reversed(model.layers))
+    names = {"answer": {"layers": asked, "data": [{"tag": tag, "rows": 3, "slices": pieces}]}}
+    exec(code, names)
+    np.testing.assert_array_equal(names["states"], written[:, ::-1])
+    assert start.slice_paths(tag) == []
