@@ -193,6 +193,7 @@ def test_the_leader_mends_the_ledger_and_drops_dead_spools(
     outcome = bench.pipeline.run(refs(job.id, 0)[0])
     bench.store.delete("ledger/000000000001.json")
     bench.store.delete(f"ledger/by-shard/{outcome.shard}.json")
+    bench.store.delete("ledger/last")
     dead = bench.records.job(job.id).model_copy(
         update={"id": "j20200101000000-00000000", "created_at": 0.0, "spooled": False}
     )
