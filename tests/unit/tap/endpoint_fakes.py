@@ -220,6 +220,9 @@ class FakeServer:
     async def tokenizer_fingerprint(self) -> dict[str, str | None]:
         return {"tokenizer": "t0", "chat_template": "c0"}
 
+    def plugins(self) -> dict[str, list[str]]:
+        return {"allowed": ["taphouse"], "left_out": ["other"]}
+
     def publish(self, tp_rank: int, *, dp_rank: int = 0, age_s: float = 0.0, **changed: Any) -> None:
         """Write a rank's record."""
         record = {

@@ -47,6 +47,7 @@ def test_before_the_ranks_answer_capture_is_off(tmp_path: Path) -> None:
         assert (status, "have not answered yet" in reason) == (503, True)
         body = await get_status(bench)
         assert (body["capture"], body["ranks"]) == ("off", [])
+        assert body["plugins"] == {"allowed": ["taphouse"], "left_out": ["other"]}
 
     asyncio.run(go())
 

@@ -150,7 +150,11 @@ class Doctor:
 
 def _engine(url: str, status: dict[str, Any]) -> Check:
     versions = status.get("versions") or {}
-    detail = f"{url}, vLLM {versions.get('vllm')}, tap {versions.get('tap')}, layers {status.get('layers')}"
+    plugins = status.get("plugins") or {}
+    detail = (
+        f"{url}, vLLM {versions.get('vllm')}, tap {versions.get('tap')}, layers {status.get('layers')}, "
+        f"plugins in use {plugins.get('allowed')}, left out by VLLM_PLUGINS {plugins.get('left_out')}"
+    )
     if status.get("capture") == "on":
         return Check(check="engine", ok=True, detail=detail)
     return Check(

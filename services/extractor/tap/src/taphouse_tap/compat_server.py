@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 from taphouse import slices
@@ -30,6 +31,11 @@ from taphouse_tap.collect import Engine, Generated
 from taphouse_tap.refusals import Busy, CaptureFailed, CaptureOff, InvalidField, Refusal
 from taphouse_tap.rendering import Tokenizer
 from taphouse_tap.requests import CaptureRequest, ModelFacts
+
+PLUGIN_GROUPS = tuple(
+    f"vllm.{kind}_plugins" for kind in ("general", "endpoint", "platform", "stat_logger", "io_processor")
+)
+"""Groups of entry points that vLLM loads; ``VLLM_PLUGINS`` is one allow-list for all of them."""
 
 
 class VllmServer:
@@ -83,6 +89,17 @@ class VllmServer:
     async def tokenizer_fingerprint(self) -> dict[str, str | None]:
         """SHA-256 of the vocabulary (with its added tokens) and of the chat template."""
         return await asyncio.to_thread(self._vllm_tokenizer.fingerprint)
+
+    def plugins(self) -> dict[str, list[str]]:
+        """vLLM plugins that are installed: those `allowed`, and those that ``VLLM_PLUGINS`` leaves out."""
+        from vllm import envs
+
+        installed = sorted({entry.name for group in PLUGIN_GROUPS for entry in entry_points(group=group)})
+        allowed = installed if envs.VLLM_PLUGINS is None else envs.VLLM_PLUGINS
+        return {
+            "allowed": [name for name in installed if name in allowed],
+            "left_out": [name for name in installed if name not in allowed],
+        }
 
 
 class VllmEngine:

@@ -60,6 +60,10 @@ class Server(Protocol):
         """Digests of the tokenizer and the chat template."""
         ...
 
+    def plugins(self) -> dict[str, list[str]]:
+        """vLLM plugins that are installed: those `allowed`, and those that ``VLLM_PLUGINS`` leaves out."""
+        ...
+
 
 @dataclass(frozen=True)
 class Tap:
@@ -80,6 +84,7 @@ class Service:
     def __init__(self, settings: TapSettings, server: Server, metrics: Metrics) -> None:
         self.settings = settings
         self.metrics = metrics
+        self.plugins = server.plugins()
         self.tap: Tap | None = None
         self.start: slices.Start | None = None
         self._server = server
