@@ -47,7 +47,7 @@ def capture(engine: Engine, **body: Any) -> Captured:
     (item,) = answer["data"]
     paths = [file["path"] for file in item["slices"]]
     try:
-        return Captured(item, slices.join_slices(paths, item["rows"], answer["layers"]))
+        return Captured(item, slices.join_slices(paths, item["token_ids"][: item["rows"]], answer["layers"]))
     finally:
         slices.release(Path(paths[0]).parent, item["tag"])
 

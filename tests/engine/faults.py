@@ -112,7 +112,7 @@ class _Breaks:
 
     @staticmethod
     def position_tap(tap: Any) -> list[Callable[[], None]]:
-        return _tapped(tap, "_taphouse_positions", lambda old: old.new_zeros(()))
+        return _tapped(tap, "_taphouse_marks", lambda old: old.new_zeros(()))
 
     @staticmethod
     def writer(tap: Any) -> list[Callable[[], None]]:
@@ -148,9 +148,24 @@ class _Breaks:
         return [_replace(compat, "batch_rows", shifted)]
 
     @staticmethod
+    def swapped(tap: Any) -> list[Callable[[], None]]:
+        """Two requests that compute as many rows in a step are given each other's: positions are right."""
+        from taphouse_tap import compat
+
+        whole = compat.batch_rows
+
+        def exchanged(*args: Any) -> Any:
+            rows = list(whole(*args))
+            if len(rows) == 2 and rows[0][2] == rows[1][2]:
+                rows = [(rows[0][0], *rows[1][1:]), (rows[1][0], *rows[0][1:])]
+            return iter(rows)
+
+        return [_replace(compat, "batch_rows", exchanged)]
+
+    @staticmethod
     def positions(tap: Any) -> list[Callable[[], None]]:
         def reverse(rows: Any) -> None:
-            rows.positions[:] = rows.positions[::-1].copy()
+            rows.marks[:, 0] = rows.marks[::-1, 0].copy()
 
         return _change_rows(tap, reverse)
 
@@ -171,7 +186,7 @@ class _Breaks:
     def graph(tap: Any) -> list[Callable[[], None]]:
         """The forward runs, and writes nothing where the tap looks: as with a stale graph."""
         return _tapped(tap, "_taphouse_rows", lambda old: old.clone()) + _tapped(
-            tap, "_taphouse_positions", lambda old: old.clone()
+            tap, "_taphouse_marks", lambda old: old.clone()
         )
 
     @staticmethod
@@ -193,7 +208,7 @@ class _Breaks:
     @staticmethod
     def bit(tap: Any) -> list[Callable[[], None]]:
         """A bit of the sealed slice flips."""
-        from taphouse_tap import capture
+        from taphouse_tap.rank import capture
 
         seal = capture.Capture.seal
 

@@ -87,7 +87,7 @@ def test_states_through_a_sealed_shard(llama_engine: Engine, tmp_path: Path) -> 
         id="one",
         token_ids=np.array(token_ids[:rows], np.int32),
         loss_mask=np.ones(rows, np.uint8),
-        hidden_states=slices.join_slices(paths, rows),
+        hidden_states=slices.join_slices(paths, token_ids[:rows]),
         dtype=answer["dtype"],
         prompt_len=item["prompt_len"],
         next_token_id=token_ids[rows],

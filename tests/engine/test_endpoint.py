@@ -89,7 +89,7 @@ def captured(tap: httpx.Client, **body: Any) -> tuple[dict[str, Any], list[NDArr
     states = []
     for item in answer["data"]:
         paths = [file["path"] for file in item["slices"]]
-        states.append(slices.join_slices(paths, item["rows"], answer["layers"]))
+        states.append(slices.join_slices(paths, item["token_ids"][: item["rows"]], answer["layers"]))
         assert list(states[-1].shape) == item["shape"]
         slices.release(Path(paths[0]).parent, item["tag"])
     return answer, states

@@ -139,6 +139,17 @@ def test_wrong_rows_are_caught_and_the_client_gets_no_sample(
     assert_equals_reference(tiny_llama(), capture(mended, prompt=PROMPT, max_tokens=4, ignore_eos=True))
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_requests_mistaken_for_each_other_are_caught(mended: Engine, rank: int) -> None:
+    """Equally long prompts: every position is right, and only the token ids beside the rows tell."""
+    rpc(mended, "taphouse_break", "swapped", rank)
+    prompts = [prompt(30, 1), prompt(30, 2)]
+    answer = post(mended, prompt=prompts, max_tokens=12, ignore_eos=True)
+    assert answer.status_code == 500
+    assert "these are another request's rows" in answer.json()["error"]["message"]
+    assert status(mended)["capture"] == "on"
+
+
 def test_a_flipped_bit_is_caught_by_whoever_reads_the_slice(mended: Engine) -> None:
     rpc(mended, "taphouse_break", "bit", 1)
     with pytest.raises(slices.ChecksumMismatch):

@@ -148,12 +148,14 @@ class FakeTap:
                 width=width,
                 rows=0,
                 prompt_len=prompt_len,
+                weights_epoch=0,
                 crc32=0,
+                token_crc32=0,
             )
             writer = SliceWriter(self.start.directory, trailer, len(token_ids))
             columns = np.ascontiguousarray(states[:, :, rank * width : (rank + 1) * width])
             writer.write(0, columns)  # one row more than the client gets: surplus is cut by the reader
-            sealed = writer.seal(len(token_ids))
+            sealed = writer.seal(np.array(token_ids))
             assert sealed is not None
             parts.append({"path": f"/elsewhere/{tag}.t{rank}.slice", "tp_rank": rank, "crc32": sealed.crc32})
         return {"tag": tag, "slices": parts}

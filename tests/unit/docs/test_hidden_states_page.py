@@ -7,7 +7,7 @@ import numpy as np
 from tests.unit.tap.endpoint_fakes import make_model
 
 from taphouse import slices
-from taphouse_tap.requests import CaptureRequest
+from taphouse_tap.api.requests import CaptureRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "hidden-states.md").read_text()
 

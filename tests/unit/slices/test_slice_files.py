@@ -26,8 +26,11 @@ from taphouse.slices import (
     Trailer,
     TruncatedSlice,
     UnsupportedSlice,
+    WrongTokens,
+    join_rows,
     join_slices,
     read_slice,
+    read_token_ids,
     read_trailer,
     seal_error,
 )
@@ -51,7 +54,9 @@ def trailer(rank: int = 0, size: int = 1, hidden: int = 8, dtype: str = "bfloat1
         width=width,
         rows=0,
         prompt_len=2,
+        weights_epoch=0,
         crc32=0,
+        token_crc32=0,
     )
 
 
@@ -60,6 +65,11 @@ def states(rows: int, hidden: int = 8, dtype: str = "bfloat16", seed: int = 0) -
         0, 256, rows * 3 * hidden * RAW_DTYPES[dtype].itemsize, np.uint8
     )
     return raw.view(RAW_DTYPES[dtype]).reshape(rows, 3, hidden)
+
+
+def tokens(rows: int) -> np.ndarray:
+    """Token ids [rows] that every slice of these tests was fed."""
+    return np.arange(100, 100 + rows)
 
 
 def claim(directory: Path) -> None:
@@ -73,7 +83,7 @@ def seal_all(directory: Path, data: np.ndarray, size: int = 1, dtype: str = "bfl
         t = trailer(rank, size, data.shape[2], dtype)
         writer = SliceWriter(directory, t, len(data))
         writer.write(0, np.ascontiguousarray(data[:, :, t.column_offset : t.column_offset + t.width]))
-        assert writer.seal(len(data)) is not None
+        assert writer.seal(tokens(len(data))) is not None
         paths.append(writer.final)
     return paths
 
@@ -87,8 +97,8 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 def test_ranks_join_to_what_was_written(tmp_path: Path, dtype: str, size: int) -> None:
     data = states(7, dtype=dtype)
     paths = seal_all(tmp_path, data, size, dtype)
-    assert same(join_slices(paths, 7), data)
-    assert same(join_slices(paths[::-1], 5, layers=[5, 0]), np.ascontiguousarray(data[:5, [2, 0]]))
+    assert same(join_slices(paths, tokens(7)), data)
+    assert same(join_slices(paths[::-1], tokens(5), layers=[5, 0]), np.ascontiguousarray(data[:5, [2, 0]]))
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -108,7 +118,7 @@ def test_chunks_in_any_order_give_the_same_file(
     for lo, hi in chunks:
         writer.write(lo, array[lo:hi])
         writer.write(lo, array[lo:hi])
-    sealed = writer.seal(kept)
+    sealed = writer.seal(tokens(kept))
     found, read = read_slice(writer.final)
     assert sealed == found
     assert same(read, array[:kept])
@@ -120,7 +130,7 @@ def test_last_write_wins(tmp_path: Path) -> None:
     writer = SliceWriter(tmp_path, trailer(), 4)
     writer.write(0, first)
     writer.write(1, second[1:3])
-    writer.seal(4)
+    writer.seal(tokens(4))
     first[1:3] = second[1:3]
     assert same(read_slice(writer.final)[1], first)
 
@@ -152,12 +162,12 @@ def test_a_flip_in_the_payload_is_named_a_checksum_mismatch(tmp_path: Path) -> N
     damaged[5] ^= 16
     paths[1].write_bytes(damaged)
     with pytest.raises(ChecksumMismatch):
-        join_slices(paths, 3)
-    assert len(join_slices(paths, 3, verify=False)) == 3
+        join_slices(paths, tokens(3))
+    assert len(join_slices(paths, tokens(3), verify=False)) == 3
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [(b'"version": 1', b'"version": 2'), (b"crc32", b"crc33"), (b"bfloat16", b"bfloat17")]
+    ("old", "new"), [(b'"version": 2', b'"version": 3'), (b"crc32", b"crc33"), (b"bfloat16", b"bfloat17")]
 )
 def test_what_is_not_known_is_refused(old: bytes, new: bytes) -> None:
     with pytest.raises(UnsupportedSlice):
@@ -166,9 +176,9 @@ def test_what_is_not_known_is_refused(old: bytes, new: bytes) -> None:
 
 def test_fewer_rows_is_an_error_and_surplus_is_cut(tmp_path: Path) -> None:
     paths = seal_all(tmp_path, states(4))
-    assert len(join_slices(paths, 3)) == 3
+    assert len(join_slices(paths, tokens(3))) == 3
     with pytest.raises(MissingRows, match="4 rows, 5 are needed"):
-        join_slices(paths, 5)
+        join_slices(paths, tokens(5))
     with pytest.raises(MissingRows):
         read_slice(paths[0], rows=5)
 
@@ -177,20 +187,50 @@ def test_ranks_must_agree(tmp_path: Path) -> None:
     data = states(4)
     paths = seal_all(tmp_path, data, 2)
     with pytest.raises(SlicesDisagree, match="ranks"):
-        join_slices(paths[:1], 4)
+        join_slices(paths[:1], tokens(4))
     with pytest.raises(SlicesDisagree, match="ranks"):
-        join_slices([paths[0], paths[0]], 4)
+        join_slices([paths[0], paths[0]], tokens(4))
     with pytest.raises(SlicesDisagree, match="not in the slices"):
-        join_slices(paths, 4, layers=[1])
+        join_slices(paths, tokens(4), layers=[1])
     with pytest.raises(SlicesDisagree):
-        join_slices([], 4)
+        join_slices([], tokens(4))
     for changed in (replace(trailer(1, 2), prompt_len=3), replace(trailer(1, 2), column_offset=0)):
         paths[1].unlink()
         writer = SliceWriter(tmp_path, changed, 4)
         writer.write(0, np.ascontiguousarray(data[:, :, :4]))
-        writer.seal(4)
+        writer.seal(tokens(4))
         with pytest.raises(SlicesDisagree):
-            join_slices(paths, 4)
+            join_slices(paths, tokens(4))
+
+
+def test_rows_of_other_tokens_are_refused(tmp_path: Path) -> None:
+    paths = seal_all(tmp_path, states(4), 2)
+    wrong = tokens(4)
+    wrong[2] = 7
+    for token_ids in (wrong, wrong[:3]):
+        with pytest.raises(WrongTokens, match="row 2 is of token 102, the sequence has 7 there"):
+            join_slices(paths, token_ids)
+    assert len(join_slices(paths, wrong[:2])) == 2
+    assert read_token_ids(paths[1]).tolist() == tokens(4).tolist()
+
+
+def test_ranks_must_have_been_fed_the_same_tokens(tmp_path: Path) -> None:
+    data = states(4)
+    paths = seal_all(tmp_path, data, 2)
+    paths[1].unlink()
+    writer = SliceWriter(tmp_path, trailer(1, 2), 4)
+    writer.write(0, np.ascontiguousarray(data[:, :, 4:]))
+    writer.seal(tokens(4)[::-1])
+    with pytest.raises(SlicesDisagree, match="token_crc32"):
+        join_slices(paths, tokens(4))
+
+
+def test_some_rows_alone(tmp_path: Path) -> None:
+    data = states(6)
+    paths = seal_all(tmp_path, data, 2)
+    assert same(join_rows(paths, 2, 3, [5, 0]), np.ascontiguousarray(data[2:5, [2, 0]]))
+    with pytest.raises(MissingRows, match="6 rows, 7 are needed"):
+        join_rows(paths, 5, 2, [0])
 
 
 def test_a_failed_rank_says_why(tmp_path: Path) -> None:
@@ -199,13 +239,13 @@ def test_a_failed_rank_says_why(tmp_path: Path) -> None:
     assert seal_error(tmp_path, trailer(1, 2), "row 3 is missing") is not None
     assert read_trailer(paths[1]).error == "row 3 is missing"
     with pytest.raises(CaptureFailed, match="rank 1: row 3 is missing"):
-        join_slices(paths, 4)
+        join_slices(paths, tokens(4))
 
 
 def test_nothing_stays_when_the_claim_is_gone(tmp_path: Path) -> None:
     writer = SliceWriter(tmp_path, trailer(), 2)
     writer.write(0, states(2))
-    assert writer.seal(2) is None
+    assert writer.seal(tokens(2)) is None
     assert list(tmp_path.iterdir()) == []
     assert seal_error(tmp_path, trailer(), "late") is None
     assert list(tmp_path.iterdir()) == []
@@ -214,7 +254,7 @@ def test_nothing_stays_when_the_claim_is_gone(tmp_path: Path) -> None:
 def test_a_part_that_was_released_meanwhile_is_no_error(tmp_path: Path) -> None:
     writer = SliceWriter(tmp_path, trailer(), 2)
     writer.part.unlink()
-    assert writer.seal(0) is None
+    assert writer.seal(tokens(0)) is None
 
 
 def test_rows_outside_the_reserved_space_are_refused(tmp_path: Path) -> None:
@@ -251,7 +291,7 @@ def test_a_full_file_system_is_an_error_and_leaves_no_part(tmp_path: Path) -> No
         sys.path[:0] = {[str(Path(__file__).parent)]!r}
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        from test_slice_files import DirectoryFull, SliceWriter, states, trailer
+        from test_slice_files import DirectoryFull, SliceWriter, states, tokens, trailer
         try:
             SliceWriter(Path({str(tmp_path)!r}), trailer(), 1000)
         except DirectoryFull as error:
@@ -259,7 +299,7 @@ def test_a_full_file_system_is_an_error_and_leaves_no_part(tmp_path: Path) -> No
         writer = SliceWriter(Path({str(tmp_path)!r}), trailer(), 80)
         writer.write(0, states(80))
         try:
-            writer.seal(80)
+            writer.seal(tokens(80))
         except DirectoryFull as error:
             print("full:", error)
             writer.abort()

@@ -14,13 +14,13 @@ import httpx
 import numpy as np
 
 from taphouse import slices
-from taphouse_tap.auth import KeyRing
-from taphouse_tap.collect import Generated
-from taphouse_tap.endpoint import Endpoint
-from taphouse_tap.metrics import Metrics
-from taphouse_tap.refusals import CaptureOff, InvalidField
-from taphouse_tap.requests import CaptureRequest, ModelFacts
-from taphouse_tap.service import Service
+from taphouse_tap.api.auth import KeyRing
+from taphouse_tap.api.collect import Generated
+from taphouse_tap.api.endpoint import Endpoint
+from taphouse_tap.api.metrics import Metrics
+from taphouse_tap.api.refusals import CaptureOff, InvalidField
+from taphouse_tap.api.requests import CaptureRequest, ModelFacts
+from taphouse_tap.api.service import Service
 from taphouse_tap.settings import TapSettings
 
 START, END, NEWLINE = 0, 1, 2
@@ -104,7 +104,8 @@ class FakeEngine:
     hangs: bool = False
     silent_rank: int | None = None
     error_rank: int | None = None
-    short_rank: int | None = None
+    short: bool = False
+    fed: list[int] | None = None
     surplus: int = 0
     wrong: dict[str, Any] = field(default_factory=dict)
     hang_from: int = 10**9
@@ -134,13 +135,13 @@ class FakeEngine:
         finally:
             self.running.discard(request_id)
         generated = self.generated[: request.max_tokens]
-        rows = len(token_ids) + len(generated) - 1
+        fed = [*token_ids, *generated][:-1] if self.fed is None else self.fed
         for rank in range(self.model.tp_size):
             if rank != self.silent_rank:
-                threading.Thread(target=self._seal, args=(rank, wanted, rows), daemon=True).start()
+                threading.Thread(target=self._seal, args=(rank, wanted, fed), daemon=True).start()
         return Generated(list(generated), self.finish_reason)
 
-    def _seal(self, rank: int, wanted: slices.OptIn, rows: int) -> None:
+    def _seal(self, rank: int, wanted: slices.OptIn, fed: list[int]) -> None:
         width = self.model.hidden_size // self.model.tp_size
         facts: dict[str, Any] = {
             "tag": wanted.tag,
@@ -156,17 +157,20 @@ class FakeEngine:
             "width": width,
             "rows": 0,
             "prompt_len": wanted.prompt_len,
+            "weights_epoch": 0,
             "crc32": 0,
+            "token_crc32": 0,
         }
         trailer = slices.Trailer(**{**facts, **self.wrong})
         if rank == self.error_rank:
             slices.seal_error(self.start.directory, trailer, "row 3 was never written")
             return
-        rows = rows - 1 if rank == self.short_rank else rows + self.surplus
+        fed = fed[:-1] if self.short else fed + [9] * self.surplus
+        rows = len(fed)
         writer = slices.SliceWriter(self.start.directory, trailer, rows)
         states = expected_states(rows, self.model)[:, :, rank * width : (rank + 1) * width]
         writer.write(0, np.ascontiguousarray(states.astype(slices.RAW_DTYPES[trailer.dtype])))
-        writer.seal(rows)
+        writer.seal(np.array(fed))
 
 
 def expected_states(rows: int, model: ModelFacts) -> Any:

@@ -11,10 +11,10 @@ import pytest
 from tests.unit.tap.worker_fakes import admitted, opened, template
 
 from taphouse.slices import Claim, Trailer, seal_error
-from taphouse_tap import collect
-from taphouse_tap.collect import Collector, Generated
-from taphouse_tap.refusals import CaptureFailed
-from taphouse_tap.requests import CaptureRequest, ModelFacts, Prompt
+from taphouse_tap.api import collect
+from taphouse_tap.api.collect import Collector, Generated
+from taphouse_tap.api.refusals import CaptureFailed
+from taphouse_tap.api.requests import CaptureRequest, ModelFacts, Prompt
 
 
 class Endless:

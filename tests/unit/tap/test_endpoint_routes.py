@@ -19,8 +19,8 @@ from tests.unit.tap.endpoint_fakes import (
 )
 
 from taphouse import slices
-from taphouse_tap import service as service_module
-from taphouse_tap.endpoint import Endpoint
+from taphouse_tap.api import service as service_module
+from taphouse_tap.api.endpoint import Endpoint
 
 URL = "/v1/hidden_states"
 PROMPT = [10, 11, 12]
@@ -87,7 +87,7 @@ def test_slices_of_a_prompt(tmp_path: Path, url: str) -> None:
         trailer, states = slices.read_slice(file["path"])
         assert (file["tp_rank"], file["crc32"]) == (rank, trailer.crc32)
         assert file["bytes"] == states.nbytes
-    joined = slices.join_slices([file["path"] for file in files], item["rows"])
+    joined = slices.join_slices([file["path"] for file in files], item["token_ids"][: item["rows"]])
     assert np.array_equal(joined, expected_states(3, bench.model))
 
 
@@ -216,12 +216,13 @@ def test_a_body_that_grows_past_the_limit_is_not_read_to_its_end(tmp_path: Path)
     [
         ({"silent_rank": 1}, "rank 1 sealed nothing within 0.2 s"),
         ({"error_rank": 1}, "rank 1: row 3 was never written"),
-        ({"short_rank": 0}, "rank 0: row 2 of 3 is missing"),
+        ({"short": True}, "rank 0: row 2 of 3 is missing"),
         ({"wrong": {"layers": (0, 2, 3)}}, "layers is (0, 2, 3), expected (0, 2, 4)"),
         ({"wrong": {"prompt_len": 7}}, "prompt_len is 7, expected 3"),
         ({"wrong": {"start_id": "other"}}, "start_id is 'other'"),
         ({"wrong": {"dtype": "bfloat16"}}, "dtype"),
         ({"generated": []}, "without a token"),
+        ({"fed": [10, 9, 12]}, "row 1 is of token 9, the sequence has"),
     ],
 )
 def test_a_capture_that_is_not_whole_is_an_error_and_leaves_nothing(

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.unit.tap.endpoint_fakes import Bench, make_bench
 
-from taphouse_tap import assemble as assemble_module
-from taphouse_tap.endpoint import Endpoint
+from taphouse_tap.api import assemble as assemble_module
+from taphouse_tap.api.endpoint import Endpoint
 from taphouse_tap.middleware import HiddenStatesMiddleware
 from taphouse_tap.plugin import HiddenStatesPlugin
 
@@ -59,7 +59,7 @@ def use(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         assert state.engine_client == "engine"
         endpoint.service, endpoint.keys = bench.service, bench.endpoint.keys
 
-    for name in ("taphouse_tap.assemble", "taphouse_tap.middleware"):
+    for name in ("taphouse_tap.api.assemble", "taphouse_tap.middleware"):
         monkeypatch.setattr(sys.modules[name], "assemble", assemble)
 
 

@@ -28,6 +28,7 @@ def worker(**changes: Any) -> Any:
         "model_config.runner_type": "generate",
         "model_config.is_encoder_decoder": False,
         "model_config.uses_mrope": False,
+        "model_config.enable_prompt_embeds": False,
         ".lora_config": None,
         **changes,
     }
@@ -71,6 +72,7 @@ def test_the_mode_that_ran_is_not_refused() -> None:
         ("model_config.runner_type", "pooling", "generating"),
         ("model_config.is_encoder_decoder", True, "encoder-decoder"),
         ("model_config.uses_mrope", True, "rope"),
+        ("model_config.enable_prompt_embeds", True, "prompt embeddings"),
         (".lora_config", object(), "LoRA"),
     ],
 )

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.unit.tap.endpoint_fakes import FakeTokenizer, make_model
 
-from taphouse_tap.refusals import InvalidField
-from taphouse_tap.rendering import render
-from taphouse_tap.requests import Prompt, parse_request
+from taphouse_tap.api.refusals import InvalidField
+from taphouse_tap.api.rendering import render
+from taphouse_tap.api.requests import Prompt, parse_request
 
 MODEL = make_model()
 CHAT = [

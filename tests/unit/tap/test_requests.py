@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.tap.endpoint_fakes import make_model
 
-from taphouse_tap.refusals import InvalidField, MalformedBody
-from taphouse_tap.requests import CaptureRequest, check_prompt, parse_request
+from taphouse_tap.api.refusals import InvalidField, MalformedBody
+from taphouse_tap.api.requests import CaptureRequest, check_prompt, parse_request
 
 MODEL = make_model()
 JSON = st.recursive(

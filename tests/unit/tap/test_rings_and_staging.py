@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.unit.tap.worker_fakes import TOKENS, forward, rows_at, staging
 
 from taphouse_tap.errors import CaptureRefused
-from taphouse_tap.rings import Ring
-from taphouse_tap.staging import Staging
+from taphouse_tap.rank.rings import Ring
+from taphouse_tap.rank.staging import Staging
 
 
 @given(st.integers(1, 40), st.lists(st.one_of(st.none(), st.integers(1, 45)), max_size=60))
@@ -51,7 +51,7 @@ def test_runs_come_out_one_after_the_other() -> None:
     out = staged.take([(0, 4), (7, 2)])
     assert out is not None
     out.wait()
-    assert out.positions.tolist() == [0, 1, 2, 3, 9, 10]
+    assert out.marks[:, 0].tolist() == [0, 1, 2, 3, 9, 10]
     rows = out.raw.copy().view(np.float32).reshape(6, 2, 4)
     assert np.array_equal(rows, rows_at([0, 1, 2, 3, 9, 10]))
     assert out.edges.tolist() == rows[:, :, [0, 3]].tolist()
@@ -73,7 +73,7 @@ def test_poison_marks_rows_unwritten() -> None:
     forward(staged, [(0, 6)])
     staged.poison(4)
     assert torch.isnan(staged.rows[:4]).all() and not torch.isnan(staged.rows[4:6]).any()
-    assert staged.positions[:6].tolist() == [-1, -1, -1, -1, 4, 5]
+    assert staged.marks[:6, 0].tolist() == [-1, -1, -1, -1, 4, 5]
 
 
 def test_memory_for_less_than_one_step_is_refused() -> None:

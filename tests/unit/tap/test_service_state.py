@@ -11,9 +11,9 @@ import pytest
 from tests.unit.tap.endpoint_fakes import PASSED, Bench, make_bench
 
 from taphouse import slices
-from taphouse_tap import service as service_module
-from taphouse_tap.metrics import Metrics
-from taphouse_tap.service import why_ranks_off
+from taphouse_tap.api import service as service_module
+from taphouse_tap.api.metrics import Metrics
+from taphouse_tap.api.service import why_ranks_off
 
 URL = "/v1/hidden_states"
 

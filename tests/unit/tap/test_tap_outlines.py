@@ -15,9 +15,9 @@ from torch import nn
 
 from taphouse_tap import __version__
 from taphouse_tap.__main__ import launch_args, main
-from taphouse_tap.breaker import Breaker
-from taphouse_tap.fingerprint import final_norm_checksum, weights_checksum
-from taphouse_tap.record import RecordThread
+from taphouse_tap.rank.breaker import Breaker
+from taphouse_tap.rank.fingerprint import final_norm_checksum, weights_checksum
+from taphouse_tap.rank.record import RecordThread
 from taphouse_tap.settings import load_settings
 from taphouse_tap.verdict import combine
 

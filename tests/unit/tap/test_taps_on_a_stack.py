@@ -12,8 +12,8 @@ from torch import nn
 
 from taphouse_tap import compat
 from taphouse_tap.errors import CaptureRefused
-from taphouse_tap.tap import tapped_layers
-from taphouse_tap.taps import Taps, faults
+from taphouse_tap.rank.tap import tapped_layers
+from taphouse_tap.rank.taps import Taps, faults
 
 HIDDEN = 8
 
@@ -30,7 +30,7 @@ def reported() -> Iterator[list[str]]:
 def run(model: Decoder, tokens: int) -> torch.Tensor:
     hidden = torch.arange(tokens * HIDDEN, dtype=torch.float32).reshape(tokens, HIDDEN)
     with torch.inference_mode():
-        model(torch.arange(10, 10 + tokens), hidden.clone())
+        model(torch.arange(500, 500 + tokens), torch.arange(10, 10 + tokens), hidden.clone())
     return hidden
 
 
@@ -38,29 +38,30 @@ def tapped(
     model: Decoder, layers: list[int], column: int, width: int
 ) -> tuple[Taps, torch.Tensor, torch.Tensor]:
     rows = torch.full((6, len(layers), width), float("nan"))
-    positions = torch.full((6,), -1)
+    marks = torch.full((6, 2), -1)
     stack = compat.find_stack(model, torch.float32)
-    return Taps(stack, layers, rows, positions, column), rows, positions
+    return Taps(stack, layers, rows, marks, column), rows, marks
 
 
 @pytest.mark.parametrize("layers", [[0, 1, 3, 4], [2, 4], [4]])
 def test_the_stream_entering_each_layer_is_stored(layers: list[int], reported: list[str]) -> None:
     model = Decoder(4)
-    _, rows, positions = tapped(model, layers, 2, 3)
+    _, rows, marks = tapped(model, layers, 2, 3)
     hidden = run(model, 5)
     for slot, layer in enumerate(layers):
         assert torch.equal(rows[:5, slot], hidden[:, 2:5] + layer)
     assert rows[5].isnan().all()
-    assert positions.tolist() == [10, 11, 12, 13, 14, -1]
+    assert marks[:, 0].tolist() == [10, 11, 12, 13, 14, -1]
+    assert marks[:, 1].tolist() == [500, 501, 502, 503, 504, -1]
     assert reported == []
 
 
 def test_padding_past_the_buffer_is_left_out(reported: list[str]) -> None:
     model = Decoder(2)
-    _, rows, positions = tapped(model, [0, 2], 0, HIDDEN)
+    _, rows, marks = tapped(model, [0, 2], 0, HIDDEN)
     hidden = run(model, 9)
     assert torch.equal(rows[:, 0], hidden[:6])
-    assert positions.tolist() == [10, 11, 12, 13, 14, 15] and reported == []
+    assert marks[:, 0].tolist() == [10, 11, 12, 13, 14, 15] and reported == []
 
 
 def test_removed_taps_leave_the_model_as_it_was() -> None:
@@ -77,28 +78,29 @@ def test_an_error_in_a_tap_is_reported_and_not_raised(reported: list[str]) -> No
     model = Decoder(2)
     tapped(model, [0, 2], 0, HIDDEN)
     model.layers[0]._buffers["_taphouse_rows"] = torch.zeros(())
-    model.layers[0]._buffers["_taphouse_positions"] = torch.zeros(())
+    model.layers[0]._buffers["_taphouse_marks"] = torch.zeros(())
     run(model, 3)
-    assert sorted(reported) == ["positions tap", "tap"]
+    assert sorted(reported) == ["marks tap", "tap"]
 
 
 def test_half_installed_taps_are_taken_out_again() -> None:
     model = Decoder(2)
     stack = compat.find_stack(model, torch.float32)
     with pytest.raises(IndexError):
-        Taps(stack, [0, 7], torch.zeros(6, 2, 8), torch.zeros(6), 0)
+        Taps(stack, [0, 7], torch.zeros(6, 2, 8), torch.zeros(6, 2), 0)
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
 def test_the_taps_survive_compilation(reported: list[str]) -> None:
     """One graph, no breaks: Dynamo must be able to take the hooks in."""
     model = Decoder(3)
-    _, rows, _ = tapped(model, [1, 3], 0, HIDDEN)
+    _, rows, marks = tapped(model, [1, 3], 0, HIDDEN)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     hidden = torch.randn(5, HIDDEN)
     with torch.inference_mode():
-        compiled(torch.arange(5), hidden.clone())
+        compiled(torch.arange(500, 505), torch.arange(5), hidden.clone())
     assert torch.equal(rows[:5, 0], hidden + 1) and torch.equal(rows[:5, 1], hidden + 1 + 1 + 1)
+    assert marks[:5].tolist() == [[n, 500 + n] for n in range(5)]
     assert reported == []
 
 

@@ -10,21 +10,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.tap.worker_fakes import capture_of, forward, opened, raw, rows_at, staging
+from tests.unit.tap.worker_fakes import (
+    capture_of,
+    forward,
+    marks_at,
+    opened,
+    raw,
+    rows_at,
+    staging,
+    tokens_at,
+)
 
 from taphouse.slices import Start, join_slices, read_trailer
-from taphouse_tap import writer as writer_module
-from taphouse_tap.breaker import Breaker
-from taphouse_tap.capture import Capture, Captures
 from taphouse_tap.errors import BadRows
-from taphouse_tap.record import Counters
-from taphouse_tap.staging import Staging
-from taphouse_tap.writer import Fail, FailAll, Finish, Part, Step, Writer
+from taphouse_tap.rank import writer as writer_module
+from taphouse_tap.rank.breaker import Breaker
+from taphouse_tap.rank.capture import Capture, Captures
+from taphouse_tap.rank.record import Counters
+from taphouse_tap.rank.staging import Staging
+from taphouse_tap.rank.writer import Fail, FailAll, Finish, Part, Step, Writer
 
 
 def add(capture: Capture, first: int, count: int) -> int:
-    positions = np.arange(first, first + count)
-    return capture.add(positions, raw(rows_at(positions)))
+    positions = range(first, first + count)
+    return capture.add(marks_at(positions), raw(rows_at(positions)))
 
 
 def test_rows_land_where_their_positions_say(tmp_path: Path) -> None:
@@ -33,12 +42,12 @@ def test_rows_land_where_their_positions_say(tmp_path: Path) -> None:
     garbage = np.zeros_like(rows_at([5, 6, 7]))
     add(capture, 0, 3)
     add(capture, 3, 2)
-    capture.add(np.array([5, 6, 7]), raw(garbage))  # rejected draft tokens
+    capture.add(marks_at([5, 6, 7]), raw(garbage))  # rejected draft tokens
     add(capture, 5, 2)
     add(capture, 2, 3)  # computed again after a preemption
     sealed = capture.seal()
     assert sealed is not None and sealed.rows == 8
-    joined = join_slices(start.slice_paths(capture.tag), 7)
+    joined = join_slices(start.slice_paths(capture.tag), tokens_at(range(7)))
     assert np.array_equal(joined, rows_at(range(7)))
 
 
@@ -67,7 +76,24 @@ def test_a_missing_row_is_an_error(tmp_path: Path, chunks: list[tuple[int, int]]
 def test_positions_that_cannot_be_are_an_error(tmp_path: Path, positions: list[int], says: str) -> None:
     capture = capture_of(opened(tmp_path), prompt_len=3, max_rows=8)
     with pytest.raises(BadRows, match=says):
-        capture.add(np.array(positions), raw(rows_at(positions)))
+        capture.add(marks_at(positions), raw(rows_at(positions)))
+
+
+def test_rows_of_another_requests_tokens_are_an_error(tmp_path: Path) -> None:
+    """As when two requests of one length are mistaken for each other: positions alone say nothing."""
+    capture = capture_of(opened(tmp_path), prompt_len=3, max_rows=8)
+    marks = marks_at([0, 1, 2])
+    marks[1, 1] = 99
+    with pytest.raises(BadRows, match="row 1 is of token 99, the prompt has 8 there"):
+        capture.add(marks, raw(rows_at([0, 1, 2])))
+
+
+def test_rows_that_were_fed_no_token_ids_are_an_error(tmp_path: Path) -> None:
+    capture = capture_of(opened(tmp_path), prompt_len=3, max_rows=8)
+    marks = marks_at([0, 1, 2])
+    marks[:, 1] = -1
+    with pytest.raises(BadRows, match="no token ids"):
+        capture.add(marks, raw(rows_at([0, 1, 2])))
 
 
 class Bench:
@@ -136,8 +162,12 @@ def test_two_requests_of_one_step_get_their_own_rows(bench: Bench) -> None:
     for capture in (one, two):
         bench.writer.put(Finish(capture))
     assert bench.error(one) is None and bench.error(two) is None
-    assert np.array_equal(join_slices(bench.start.slice_paths(one.tag), 5), rows_at(range(5)))
-    assert np.array_equal(join_slices(bench.start.slice_paths(two.tag), 3), rows_at(range(3)))
+    assert np.array_equal(
+        join_slices(bench.start.slice_paths(one.tag), tokens_at(range(5))), rows_at(range(5))
+    )
+    assert np.array_equal(
+        join_slices(bench.start.slice_paths(two.tag), tokens_at(range(3))), rows_at(range(3))
+    )
     assert (bench.counters.sealed, bench.counters.rows, len(bench.captures)) == (2, 8, 0)
     assert bench.staging.host.used == 0
 
@@ -195,7 +225,9 @@ def test_a_large_step_is_spread_over_threads(bench: Bench, monkeypatch: pytest.M
     for capture in captures:
         bench.writer.put(Finish(capture))
         assert bench.error(capture) is None
-        assert np.array_equal(join_slices(bench.start.slice_paths(capture.tag), 4), rows_at(range(4)))
+        assert np.array_equal(
+            join_slices(bench.start.slice_paths(capture.tag), tokens_at(range(4))), rows_at(range(4))
+        )
 
 
 def test_a_failed_capture_takes_no_more_rows(bench: Bench) -> None:

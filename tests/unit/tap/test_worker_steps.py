@@ -20,11 +20,11 @@ from tests.unit.tap.worker_fakes import (
 
 from taphouse.slices import OptIn
 from taphouse_tap import compat
-from taphouse_tap.breaker import Breaker
-from taphouse_tap.capture import Captures
-from taphouse_tap.record import Counters
-from taphouse_tap.steps import Steps
-from taphouse_tap.writer import Fail, FailAll, Finish, Step
+from taphouse_tap.rank.breaker import Breaker
+from taphouse_tap.rank.capture import Captures
+from taphouse_tap.rank.record import Counters
+from taphouse_tap.rank.steps import Steps
+from taphouse_tap.rank.writer import Fail, FailAll, Finish, Step
 
 
 class Queue:
@@ -83,7 +83,7 @@ def test_the_rows_of_those_who_opted_in_are_taken(bench: Bench) -> None:
     bench.step({"a": 4, "b": 5, "c": 3}, new)
     (step,) = bench.queue.of(Step)
     assert [(p.capture.tag, p.first, p.count) for p in step.parts] == [(one.tag, 0, 4), (two.tag, 4, 3)]
-    assert step.rows.positions.tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert step.rows.marks[:, 0].tolist() == [0, 1, 2, 3, 0, 1, 2]
     bench.step({"b": 1, "c": 1}, finished_req_ids=["a"])
     assert [item.capture.tag for item in bench.queue.of(Finish)] == [one.tag]
     assert [p.capture.tag for p in bench.queue.of(Step)[1].parts] == [two.tag]
@@ -99,7 +99,7 @@ def test_rows_are_poisoned_before_the_forward(bench: Bench) -> None:
     _, extra = bench.admit()
     forward(bench.staging, [(0, TOKENS)])
     bench.steps.before(Output({"a": 4}, (new_request("a", 4, extra),)))
-    assert bench.staging.rows[:4].isnan().all() and bench.staging.positions[:4].tolist() == [-1] * 4
+    assert bench.staging.rows[:4].isnan().all() and bench.staging.marks[:4].tolist() == [[-1, -1]] * 4
 
 
 @pytest.mark.parametrize("value", ["x", 7, None, [], {"tag": "0" * 32}, {}])

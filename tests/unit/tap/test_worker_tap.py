@@ -13,8 +13,8 @@ from tests.unit.tap.worker_fakes import Decoder
 from torch import nn
 
 from taphouse_tap import __version__, compat, worker
-from taphouse_tap.tap import WorkerTap
-from taphouse_tap.taps import faults
+from taphouse_tap.rank.tap import WorkerTap
+from taphouse_tap.rank.taps import faults
 
 HIDDEN = 8
 
@@ -84,9 +84,9 @@ def test_a_tapped_worker_says_what_it_captures(model: Model) -> None:
     }
     assert {key: record[key] for key in expected} == expected
     assert set(record["counters"]) >= {"steps", "rows", "bytes", "sealed", "failed", "forged", "host_s"}
-    assert record["memory"]["buffer_bytes"] == 16 * (3 * 4 * 4 + 8)
+    assert record["memory"]["buffer_bytes"] == 16 * (3 * 4 * 4 + 16)
     assert set(record["model_fingerprint"]) == {"config", "dtype", "weights", "final_norm"}
-    assert hooked(model) == 4
+    assert hooked(model) == 5
     summary = tap.summary()
     assert (summary["start_id"], summary["capture"]) == ("start", "on")
     assert summary["start_dir"] == str(tap.start.directory)

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from taphouse.slices import Claim, OptIn, Start, Trailer, new_tag, open_start
-from taphouse_tap.capture import Capture
-from taphouse_tap.staging import Staging
+from taphouse_tap.rank.capture import Capture
+from taphouse_tap.rank.staging import Staging
 
 WIDTH, LAYERS, TOKENS = 4, 2, 16
 
@@ -35,7 +35,9 @@ def template(start: Start) -> Trailer:
         width=WIDTH,
         rows=0,
         prompt_len=0,
+        weights_epoch=0,
         crc32=0,
+        token_crc32=0,
     )
 
 
@@ -53,11 +55,11 @@ def capture_of(start: Start, prompt_len: int, max_rows: int) -> Capture:
     opt_in = admitted(start, prompt_len, max_rows)
     base = template(start)
     trailer = Trailer(**{**vars(base), "tag": opt_in.tag, "prompt_len": prompt_len})
-    return Capture(opt_in, trailer, start.directory)
+    return Capture(opt_in, trailer, start.directory, tokens_at(range(prompt_len)))
 
 
 def staging(host_rows: int = 64) -> Staging:
-    row_bytes = LAYERS * WIDTH * 4 + 8
+    row_bytes = LAYERS * WIDTH * 4 + 16
     return Staging((TOKENS, LAYERS, WIDTH), torch.float32, torch.device("cpu"), host_rows * row_bytes)
 
 
@@ -67,17 +69,27 @@ def rows_at(positions: Sequence[int]) -> np.ndarray:
     return p + np.arange(LAYERS, dtype=np.float32)[:, None] * 10 + np.arange(WIDTH, dtype=np.float32)
 
 
+def tokens_at(positions: Sequence[int]) -> np.ndarray:
+    """The token ids of the sequence that all unit tests run: position p holds token 7 + p."""
+    return np.asarray(positions, np.int32) + 7
+
+
+def marks_at(positions: Sequence[int]) -> np.ndarray:
+    """Marks [n, 2] as the graph records them."""
+    return np.stack([np.asarray(positions, np.int64), tokens_at(positions).astype(np.int64)], axis=1)
+
+
 def raw(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)
 
 
 def forward(staging: Staging, batch: Sequence[tuple[int, int]]) -> None:
-    """Stand in for the graph: write rows and positions of `batch` [(first position, count)]."""
+    """Stand in for the graph: write rows and marks of `batch` [(first position, count)]."""
     row = 0
     for first, count in batch:
         positions = range(first, first + count)
         staging.rows[row : row + count] = torch.from_numpy(rows_at(positions))
-        staging.positions[row : row + count] = torch.arange(first, first + count)
+        staging.marks[row : row + count] = torch.from_numpy(marks_at(positions))
         row += count
 
 
@@ -98,7 +110,7 @@ class Output:
 def new_request(request_id: str, prompt_len: int, extra_args: Any) -> Any:
     return SimpleNamespace(
         req_id=request_id,
-        prompt_token_ids=[7] * prompt_len,
+        prompt_token_ids=tokens_at(range(prompt_len)).tolist(),
         sampling_params=SimpleNamespace(extra_args=extra_args),
     )
 
@@ -124,15 +136,22 @@ class Norm(nn.Module):
         return x if residual is None else x + residual
 
 
+class Embedding(nn.Module):
+    def forward(self, input_: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(input_), 1)
+
+
 class Decoder(nn.Module):
-    """`count` layers and a norm: the stream entering layer i is the input plus i."""
+    """An embedding of zeros, `count` layers and a norm: the stream entering layer i is `hidden` plus i."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
+        self.embed_tokens = Embedding()
         self.layers = nn.ModuleList(Layer() for _ in range(count))
         self.norm = Norm()
 
-    def forward(self, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = hidden + self.embed_tokens(token_ids)
         residual = None
         for number, layer in enumerate(self.layers):
             if number % 2:

@@ -29,9 +29,19 @@ from .errors import (
     TruncatedSlice,
     UnsafeDirectory,
     UnsupportedSlice,
+    WrongTokens,
 )
-from .files import RAW_DTYPES, SliceWriter, Trailer, read_slice, read_trailer, seal_error
-from .join import check_slices, join_slices
+from .files import (
+    RAW_DTYPES,
+    TOKEN_BYTES,
+    SliceWriter,
+    Trailer,
+    read_slice,
+    read_token_ids,
+    read_trailer,
+    seal_error,
+)
+from .join import check_slices, check_token_ids, join_rows, join_slices
 from .opt_in import (
     EXTRA_ARGS_KEY,
     OptIn,
@@ -56,6 +66,7 @@ from .stream import Stream, encode_stream, parse_stream, stream_parts
 __all__ = [
     "EXTRA_ARGS_KEY",
     "RAW_DTYPES",
+    "TOKEN_BYTES",
     "BadOptIn",
     "BadSlice",
     "BadStream",
@@ -75,18 +86,22 @@ __all__ = [
     "TruncatedSlice",
     "UnsafeDirectory",
     "UnsupportedSlice",
+    "WrongTokens",
     "canonical_json",
     "check_private",
     "check_slices",
+    "check_token_ids",
     "encode_stream",
     "fingerprint_id",
     "is_tag",
+    "join_rows",
     "join_slices",
     "new_tag",
     "open_start",
     "parse_stream",
     "read_records",
     "read_slice",
+    "read_token_ids",
     "read_trailer",
     "release",
     "seal_error",

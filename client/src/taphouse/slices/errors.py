@@ -14,6 +14,7 @@
     ├── CaptureFailed       the rank sealed an error in place of rows
     ├── MissingRows         fewer rows than the request needs
     ├── SlicesDisagree      the ranks' slices are not parts of one capture
+    ├── WrongTokens         rows of other tokens than the request's
     └── BadStream           a streamed body is cut or damaged
 """
 
@@ -66,6 +67,10 @@ class MissingRows(SliceError):
 
 class SlicesDisagree(SliceError):
     """Slices that should be columns of one capture differ in request, layers, dtype or ranks."""
+
+
+class WrongTokens(SliceError):
+    """The model was fed other tokens at a capture's rows than its request says: the rows are not its own."""
 
 
 class BadStream(SliceError):

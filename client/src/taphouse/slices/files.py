@@ -3,9 +3,10 @@
 ::
 
     payload    rows * L * W elements, little endian: [T, L, W], so row t starts at t * L * W * itemsize
+    token ids  rows * int32, little endian: the token that the model was fed at each row
     trailer    JSON, UTF-8 (`Trailer`)
     u32 LE     length of the trailer in bytes
-    u32 LE     crc32 of the trailer (the payload's stands inside it)
+    u32 LE     crc32 of the trailer (those of payload and token ids stand inside it)
     8 bytes    b"TAPSLIC1"
 
 The payload comes first, so that a chunk of rows is one `pwrite` and surplus rows are one truncation.
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 from .errors import ChecksumMismatch, DirectoryFull, MissingRows, TruncatedSlice, UnsupportedSlice
 
 MAGIC = b"TAPSLIC1"
-VERSION = 1
+VERSION = 2
 RAW_DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<u2"),
     "float16": np.dtype("<f2"),
@@ -37,6 +38,10 @@ RAW_DTYPES: dict[str, np.dtype[Any]] = {
 }
 """numpy dtype of each state dtype's raw elements; numpy has no bfloat16, so its bits travel as uint16."""
 
+TOKEN_BYTES = 4
+"""Bytes of a token id in a slice."""
+
+_TOKEN = np.dtype(f"<i{TOKEN_BYTES}")
 _TAIL = struct.Struct("<II8s")
 _MAX_TRAILER = 1 << 20
 _CHUNK = 1 << 24
@@ -47,7 +52,8 @@ class Trailer:
     """What a slice says of itself.
 
     `layers` are the ids of axis 1 in order; `column_offset` and `width` place this rank's columns in
-    `hidden_size`; `rows` may exceed what the client got; `error` says why a capture has no rows.
+    `hidden_size`; `rows` may exceed what the client got; `weights_epoch` counts how often the engine's
+    weights changed since its start; `error` says why a capture has no rows.
     """
 
     tag: str
@@ -63,7 +69,9 @@ class Trailer:
     width: int
     rows: int
     prompt_len: int
+    weights_epoch: int
     crc32: int
+    token_crc32: int
     error: str | None = None
 
     @property
@@ -74,7 +82,8 @@ class Trailer:
     def to_json(self) -> str:
         """Return the trailer as it stands in the file."""
         body = asdict(self)
-        body["checksum"] = {"algorithm": "crc32", "value": body.pop("crc32")}
+        checksums = {"payload": body.pop("crc32"), "token_ids": body.pop("token_crc32")}
+        body["checksum"] = {"algorithm": "crc32", **checksums}
         return json.dumps({"version": VERSION, **body})
 
     @classmethod
@@ -90,9 +99,10 @@ class Trailer:
                 raise UnsupportedSlice(f"slice checksum {checksum['algorithm']!r}; this reader knows crc32")
             known = {f.name for f in fields(cls)}
             trailer = cls(
-                **{k: v for k, v in body.items() if k in known and k not in ("layers", "crc32")},
+                **{k: v for k, v in body.items() if k in known and k != "layers" and "crc32" not in k},
                 layers=tuple(int(i) for i in body["layers"]),
-                crc32=int(checksum["value"]),
+                crc32=int(checksum["payload"]),
+                token_crc32=int(checksum["token_ids"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TruncatedSlice(f"unreadable slice trailer: {error}") from error
@@ -144,20 +154,24 @@ class SliceWriter:
         else:
             self._in_order = -1
 
-    def seal(self, rows: int, error: str | None = None) -> Trailer | None:
-        """Cut the file to `rows` rows, add the trailer, and give it its final name.
+    def seal(self, token_ids: NDArray[Any], error: str | None = None) -> Trailer | None:
+        """Cut the file to the rows of `token_ids` [T], add these and the trailer, give it its final name.
 
         Returns the trailer, or None when the claim went away meanwhile (the client left): then nothing stays.
         """
+        rows = len(token_ids)
         if rows > self.capacity:
             raise ValueError(f"{rows} rows don't fit the {self.capacity} reserved")
         size = rows * self._trailer.row_bytes
         crc = self._crc if self._in_order == rows else _crc_of(self._fd, size)
-        trailer = Trailer(**{**_plain(self._trailer), "rows": rows, "crc32": crc, "error": error})
+        ids = np.ascontiguousarray(token_ids, _TOKEN).tobytes()
+        found = {"rows": rows, "crc32": crc, "token_crc32": zlib.crc32(ids), "error": error}
+        trailer = Trailer(**{**_plain(self._trailer), **found})
         text = trailer.to_json().encode()
+        tail = ids + text + _TAIL.pack(len(text), zlib.crc32(text), MAGIC)
         try:
             os.ftruncate(self._fd, size)
-            _pwrite_all(self._fd, memoryview(text + _TAIL.pack(len(text), zlib.crc32(text), MAGIC)), size)
+            _pwrite_all(self._fd, memoryview(tail), size)
         except OSError as error_:
             raise _space_error(error_, self.part) from error_
         self._close()
@@ -182,7 +196,7 @@ class SliceWriter:
 def seal_error(directory: Path, trailer: Trailer, error: str) -> Trailer | None:
     """Seal a slice without rows that says why the capture failed, in place of any part there is."""
     (directory / f"{trailer.tag}.t{trailer.tp_rank}.part").unlink(missing_ok=True)
-    return SliceWriter(directory, trailer, capacity=0).seal(0, error=error)
+    return SliceWriter(directory, trailer, capacity=0).seal(np.empty(0, _TOKEN), error=error)
 
 
 def read_trailer(path: str | os.PathLike[str]) -> Trailer:
@@ -199,14 +213,15 @@ def read_slice(
 ) -> tuple[Trailer, NDArray[Any]]:
     """Read a slice: its trailer and its first `rows` rows (all if None) as raw elements [T, L, W].
 
-    `verify` checks the checksum over the whole payload. Raises the `BadSlice` errors; `MissingRows` if the
-    slice has fewer than `rows` rows.
+    `verify` checks the checksum over the whole payload; the token ids' is always checked. Raises the
+    `BadSlice` errors; `MissingRows` if the slice has fewer than `rows` rows.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         trailer = _trailer_of(fd, path)
         payload = np.empty(trailer.rows * trailer.row_bytes, np.uint8)
         _pread_all(fd, payload.data, path)
+        _token_ids_of(fd, path, trailer)
     finally:
         os.close(fd)
     if verify and zlib.crc32(payload.data) != trailer.crc32:
@@ -216,6 +231,40 @@ def read_slice(
         raise MissingRows(f"{path} holds {trailer.rows} rows, {wanted} are needed")
     shape = (trailer.rows, len(trailer.layers), trailer.width)
     return trailer, payload.view(RAW_DTYPES[trailer.dtype]).reshape(shape)[:wanted]
+
+
+def read_token_ids(path: str | os.PathLike[str]) -> NDArray[np.int32]:
+    """Read the token ids [T] that the model was fed at the slice's rows; raises the `BadSlice` errors."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return _token_ids_of(fd, path, _trailer_of(fd, path))
+    finally:
+        os.close(fd)
+
+
+def read_rows(path: str | os.PathLike[str], first: int, count: int) -> NDArray[Any]:
+    """Read rows [first, first + count) alone, raw [count, L, W]: no checksum covers a part of a payload.
+
+    Raises the `BadSlice` errors, and `MissingRows` when the slice does not hold them.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        trailer = _trailer_of(fd, path)
+        if first + count > trailer.rows:
+            raise MissingRows(f"{path} holds {trailer.rows} rows, {first + count} are needed")
+        payload = np.empty(count * trailer.row_bytes, np.uint8)
+        _pread_all(fd, payload.data, path, first * trailer.row_bytes)
+    finally:
+        os.close(fd)
+    return payload.view(RAW_DTYPES[trailer.dtype]).reshape(count, len(trailer.layers), trailer.width)
+
+
+def _token_ids_of(fd: int, path: str | os.PathLike[str], trailer: Trailer) -> NDArray[np.int32]:
+    ids = np.empty(trailer.rows * TOKEN_BYTES, np.uint8)
+    _pread_all(fd, ids.data, path, trailer.rows * trailer.row_bytes)
+    if zlib.crc32(ids.data) != trailer.token_crc32:
+        raise ChecksumMismatch(f"{path}: the token ids' crc32 differs from the trailer's")
+    return ids.view(_TOKEN)
 
 
 def _trailer_of(fd: int, path: str | os.PathLike[str]) -> Trailer:
@@ -231,7 +280,8 @@ def _trailer_of(fd: int, path: str | os.PathLike[str]) -> Trailer:
     if zlib.crc32(text) != crc:
         raise ChecksumMismatch(f"{path}: the trailer is not what was written")
     trailer = Trailer.from_json(text)
-    if trailer.rows < 0 or trailer.rows * trailer.row_bytes + length + _TAIL.size != size:
+    row_bytes = trailer.row_bytes + _TOKEN.itemsize
+    if trailer.rows < 0 or trailer.rows * row_bytes + length + _TAIL.size != size:
         raise TruncatedSlice(f"{path} is {size} bytes, not what its trailer says ({trailer.rows} rows)")
     return trailer
 
@@ -257,10 +307,10 @@ def _pwrite_all(fd: int, data: memoryview, offset: int) -> None:
         done += os.pwrite(fd, data[done:], offset + done)
 
 
-def _pread_all(fd: int, into: memoryview, path: str | os.PathLike[str]) -> None:
+def _pread_all(fd: int, into: memoryview, path: str | os.PathLike[str], offset: int = 0) -> None:
     done = 0
     while done < len(into):
-        got = os.preadv(fd, [into[done:]], done)
+        got = os.preadv(fd, [into[done:]], offset + done)
         if not got:
             raise TruncatedSlice(f"{path} ended at {done} of {len(into)} bytes")
         done += got

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from .errors import CaptureFailed, MissingRows, SlicesDisagree
-from .files import RAW_DTYPES, Trailer, read_slice, read_trailer
+from .errors import CaptureFailed, MissingRows, SlicesDisagree, WrongTokens
+from .files import RAW_DTYPES, Trailer, read_rows, read_slice, read_token_ids, read_trailer
 
 _SAME = (
     "tag",
@@ -22,6 +22,9 @@ _SAME = (
     "dtype",
     "hidden_size",
     "prompt_len",
+    "weights_epoch",
+    "rows",
+    "token_crc32",
 )
 
 
@@ -56,33 +59,77 @@ def check_slices(paths: Sequence[str | os.PathLike[str]]) -> list[Trailer]:
     return trailers
 
 
+def check_token_ids(paths: Sequence[str | os.PathLike[str]], token_ids: ArrayLike) -> None:
+    """Check that rows 0 to T - 1 of a capture that `check_slices` passed are of `token_ids` [T].
+
+    One slice is read: the others hold the same ids, by their checksum. Raises `MissingRows` for fewer rows,
+    `WrongTokens` for other tokens, and the `BadSlice` errors.
+    """
+    wanted = np.asarray(token_ids, np.int64)
+    if wanted.ndim != 1:
+        raise ValueError(f"token_ids must be the ids [T] of the rows, got shape {wanted.shape}")
+    fed = read_token_ids(paths[0])
+    if len(fed) < len(wanted):
+        raise MissingRows(f"{paths[0]} holds {len(fed)} rows, {len(wanted)} are needed")
+    wrong = np.flatnonzero(fed[: len(wanted)] != wanted)
+    if len(wrong):
+        row = int(wrong[0])
+        raise WrongTokens(
+            f"{paths[0]}: row {row} is of token {fed[row]}, the sequence has {wanted[row]} there "
+            f"({len(wrong)} of {len(wanted)} rows differ): these are another request's rows"
+        )
+
+
 def join_slices(
     paths: Sequence[str | os.PathLike[str]],
-    rows: int,
+    token_ids: ArrayLike,
     layers: Sequence[int] | None = None,
     *,
     verify: bool = True,
 ) -> NDArray[Any]:
-    """Join all ranks' slices into [rows, L, H] raw elements (bf16 as uint16), little endian.
+    """Join all ranks' slices into [T, L, H] raw elements (bf16 as uint16), little endian.
 
-    `layers` selects and orders layer ids (None = all, as tapped). Surplus rows are cut. Raises what
-    `check_slices` and `read_slice` raise, `MissingRows` for too few rows, `SlicesDisagree` for a layer that
-    was not tapped.
+    `token_ids` [T] are the tokens that the model was fed: they say how many rows are wanted (surplus is cut)
+    and must be those that the graph recorded beside the rows. `layers` selects and orders layer ids (None =
+    all, as tapped). `verify` checks the checksums of the whole payloads. Raises what `check_slices`,
+    `check_token_ids` and `read_slice` raise, and `SlicesDisagree` for a layer that was not tapped.
     """
     trailers = check_slices(paths)
+    rows = np.asarray(token_ids).size
+    check_token_ids(paths, token_ids)
+    return _joined(paths, trailers, layers, lambda path: read_slice(path, rows=rows, verify=verify)[1])
+
+
+def join_rows(
+    paths: Sequence[str | os.PathLike[str]], first: int, count: int, layers: Sequence[int]
+) -> NDArray[Any]:
+    """Join rows [first, first + count) alone into [count, L, H], without reading the rest.
+
+    No checksum covers them. Raises what `check_slices` raises, `MissingRows`, and `SlicesDisagree` for a
+    layer that was not tapped.
+    """
+    return _joined(paths, check_slices(paths), layers, lambda path: read_rows(path, first, count))
+
+
+def _joined(
+    paths: Sequence[str | os.PathLike[str]],
+    trailers: Sequence[Trailer],
+    layers: Sequence[int] | None,
+    read: Callable[[str | os.PathLike[str]], NDArray[Any]],
+) -> NDArray[Any]:
     first = trailers[0]
     wanted = first.layers if layers is None else tuple(layers)
     unknown = [i for i in wanted if i not in first.layers]
     if unknown:
         raise SlicesDisagree(f"layers {unknown} are not in the slices, which hold {list(first.layers)}")
-    short = [t for t in trailers if t.rows < rows]
-    if short:
-        raise MissingRows(f"rank {short[0].tp_rank} holds {short[0].rows} rows, {rows} are needed")
     index = [first.layers.index(i) for i in wanted]
-    joined = np.empty((rows, len(wanted), first.hidden_size), RAW_DTYPES[first.dtype])
-    for path in paths:
-        trailer, part = read_slice(path, rows=rows, verify=verify)
+    joined: NDArray[Any] | None = None
+    for path, trailer in zip(paths, trailers, strict=True):
+        part = read(path)
+        if joined is None:
+            joined = np.empty((len(part), len(wanted), first.hidden_size), RAW_DTYPES[first.dtype])
         columns = slice(trailer.column_offset, trailer.column_offset + trailer.width)
         for to, source in enumerate(index):
             joined[:, to, columns] = part[:, source]
+    assert joined is not None
     return joined

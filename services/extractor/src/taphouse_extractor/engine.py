@@ -226,7 +226,7 @@ def _read(answer: dict[str, Any], item: dict[str, Any], directory: Path, layers:
         rows=rows,
         finish_reason=finish_reason,
         loss_mask=None if mask is None else np.asarray(mask, np.uint8),
-        states=join_slices(paths, rows, layers),
+        states=join_slices(paths, token_ids[:rows], layers),
         layers=tapped.layers if layers is None else tuple(layers),
         num_layers=int(answer["num_layers"]),
         dtype=tapped.dtype,

@@ -40,10 +40,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import vllm
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from numpy.typing import NDArray
 from torch import nn
 from vllm.distributed.parallel_state import (
     get_tensor_model_parallel_rank,
@@ -75,8 +77,9 @@ class Argument:
 
 @dataclass(frozen=True)
 class Stack:
-    """The decoder stack of the language model: its layers and the norm after the last of them."""
+    """The decoder stack of the language model: token embedding, layers, the norm after the last of them."""
 
+    embedding: nn.Module
     layers: nn.ModuleList
     norm: nn.Module
 
@@ -96,7 +99,7 @@ class NewRequest:
 
     request_id: str
     extra_args: dict[str, Any]
-    prompt_len: int
+    token_ids: NDArray[np.int32]
 
 
 def version() -> str:
@@ -229,6 +232,7 @@ def _mode_checks(config: Any) -> Iterator[tuple[str, bool]]:
     yield "only generating models have states to capture", model.runner_type != "generate"
     yield "encoder-decoder models never ran with a tap", bool(model.is_encoder_decoder)
     yield "multi-dimensional rope positions do not place rows", bool(model.uses_mrope)
+    yield "with prompt embeddings not every row has a token id", bool(model.enable_prompt_embeds)
     yield (
         "Inductor's graph partition never ran with a tap",
         bool(config.compilation_config.use_inductor_graph_partition),
@@ -236,22 +240,25 @@ def _mode_checks(config: Any) -> Iterator[tuple[str, bool]]:
 
 
 def find_stack(model: nn.Module, dtype: torch.dtype) -> Stack:
-    """Return the language model's decoder stack: the longest `layers` list beside a `norm`.
+    """Return the language model's decoder stack: the longest `layers` list beside `embed_tokens` and `norm`.
 
     Raises `CaptureRefused` if there is none, or if its layers don't hand on the plain residual stream.
     """
     language = model.get_language_model() if hasattr(model, "get_language_model") else model
     found: Stack | None = None
     for module in language.modules():
-        layers, norm = getattr(module, "layers", None), getattr(module, "norm", None)
+        embedding, layers, norm = (getattr(module, n, None) for n in ("embed_tokens", "layers", "norm"))
         if (
-            isinstance(layers, nn.ModuleList)
+            isinstance(embedding, nn.Module)
+            and isinstance(layers, nn.ModuleList)
             and isinstance(norm, nn.Module)
             and (found is None or len(layers) > len(found.layers))
         ):
-            found = Stack(layers, norm)
+            found = Stack(embedding, layers, norm)
     if found is None or not len(found.layers):
-        raise CaptureRefused(f"no decoder stack (layers beside a norm) found in {type(model).__name__}")
+        raise CaptureRefused(
+            f"no decoder stack (layers beside embed_tokens and norm) found in {type(model).__name__}"
+        )
     for layer in {type(layer): layer for layer in found.layers}.values():
         stream_arguments(layer)
         if dtype == torch.float16 and "float16" in inspect.getsource(type(layer).forward):
@@ -276,6 +283,12 @@ def positions_argument(module: nn.Module) -> Argument:
     if "positions" not in names:
         raise CaptureRefused(f"{type(module).__name__}.forward{names} takes no positions")
     return Argument(names.index("positions"), "positions")
+
+
+def token_ids_argument(module: nn.Module) -> Argument:
+    """Return where the token embedding takes the ids: its first argument."""
+    forward = getattr(module, "forward_native", module.forward)
+    return Argument(0, next(iter(inspect.signature(forward).parameters)))
 
 
 @dataclass(frozen=True)
@@ -315,7 +328,7 @@ def new_requests(scheduler_output: Any) -> Iterator[NewRequest]:
     for new in scheduler_output.scheduled_new_reqs:
         extra = new.sampling_params.extra_args if new.sampling_params is not None else None
         if extra:
-            yield NewRequest(new.req_id, extra, len(new.prompt_token_ids or ()))
+            yield NewRequest(new.req_id, extra, np.array(new.prompt_token_ids or (), np.int32))
 
 
 def finished(scheduler_output: Any) -> Iterable[str]:

@@ -27,10 +27,10 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from taphouse import slices
-from taphouse_tap.collect import Engine, Generated
-from taphouse_tap.refusals import Busy, CaptureFailed, CaptureOff, InvalidField, Refusal
-from taphouse_tap.rendering import Tokenizer
-from taphouse_tap.requests import CaptureRequest, ModelFacts
+from taphouse_tap.api.collect import Engine, Generated
+from taphouse_tap.api.refusals import Busy, CaptureFailed, CaptureOff, InvalidField, Refusal
+from taphouse_tap.api.rendering import Tokenizer
+from taphouse_tap.api.requests import CaptureRequest, ModelFacts
 
 PLUGIN_GROUPS = tuple(
     f"vllm.{kind}_plugins" for kind in ("general", "endpoint", "platform", "stat_logger", "io_processor")
@@ -39,7 +39,7 @@ PLUGIN_GROUPS = tuple(
 
 
 class VllmServer:
-    """vLLM's API server, as `taphouse_tap.service.Server`. ``state`` is its ``app.state``."""
+    """vLLM's API server, as `taphouse_tap.api.service.Server`. ``state`` is its ``app.state``."""
 
     def __init__(self, state: Any) -> None:
         client = getattr(state, "engine_client", None)
@@ -103,7 +103,7 @@ class VllmServer:
 
 
 class VllmEngine:
-    """vLLM's engine client, as `taphouse_tap.collect.Engine`."""
+    """vLLM's engine client, as `taphouse_tap.api.collect.Engine`."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -141,7 +141,7 @@ class VllmEngine:
 
 
 class VllmTokenizer:
-    """The server's tokenisation service, as `taphouse_tap.rendering.Tokenizer`."""
+    """The server's tokenisation service, as `taphouse_tap.api.rendering.Tokenizer`."""
 
     def __init__(self, state: Any) -> None:
         service = getattr(state, "serving_tokenization", None)

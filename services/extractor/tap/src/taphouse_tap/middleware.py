@@ -12,8 +12,8 @@ import logging
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from taphouse_tap.assemble import assemble
-from taphouse_tap.endpoint import Endpoint, route_path
+from taphouse_tap.api.assemble import assemble
+from taphouse_tap.api.endpoint import Endpoint, route_path
 
 logger = logging.getLogger("vllm.taphouse")
 

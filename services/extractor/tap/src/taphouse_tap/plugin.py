@@ -27,7 +27,7 @@ class HiddenStatesPlugin:
         after this call, and builds the stack before `init_state`.
         """
         try:
-            from taphouse_tap.endpoint import Endpoint
+            from taphouse_tap.api.endpoint import Endpoint
             from taphouse_tap.middleware import HiddenStatesMiddleware
 
             build, endpoint = app.build_middleware_stack, Endpoint()
@@ -44,7 +44,7 @@ class HiddenStatesPlugin:
             self._endpoint.problem = "this server has no engine"
             return
         try:
-            from taphouse_tap.assemble import assemble
+            from taphouse_tap.api.assemble import assemble
 
             assemble(self._endpoint, state)
         except Exception as error:

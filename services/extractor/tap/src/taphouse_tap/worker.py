@@ -19,7 +19,7 @@ _import_error: str | None = None
 def _load_model(worker: Any) -> None:
     """Install the tap in a worker whose model was just loaded."""
     try:
-        from .tap import WorkerTap
+        from .rank.tap import WorkerTap
 
         if getattr(worker, _TAP, None) is not None:
             getattr(worker, _TAP).breaker.refuse(

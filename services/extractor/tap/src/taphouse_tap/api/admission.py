@@ -1,7 +1,8 @@
 """Room for captures: claimed before anything is generated, given back with the slices.
 
-A capture claims ``(P + max_tokens) * L * H * itemsize`` bytes summed over all ranks. The claims are files in
-the start's directory and are made under its lock, so several API servers of one engine share one limit.
+A capture claims ``(P + max_tokens) * (L * H * itemsize + 4 * ranks)`` bytes summed over all ranks. The claims
+are files in the start's directory and are made under its lock, so several API servers of one engine share one
+limit.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from taphouse import slices
-from taphouse_tap.collect import Collector
-from taphouse_tap.refusals import Busy, TooLarge
-from taphouse_tap.requests import ModelFacts, Prompt
+from taphouse_tap.api.collect import Collector
+from taphouse_tap.api.refusals import Busy, TooLarge
+from taphouse_tap.api.requests import ModelFacts, Prompt
 
 RETRY_AFTER_S = 2
 """What a caller is told to wait. Room comes back when other captures are consumed, mostly within seconds."""
@@ -50,7 +51,7 @@ class Admission:
         claims = [
             slices.Claim(
                 tag=slices.new_tag(),
-                nbytes=(len(prompt.token_ids) + max_tokens) * self._model.row_bytes + TRAILER_BYTES,
+                nbytes=(len(prompt.token_ids) + max_tokens) * self._model.slice_row_bytes + TRAILER_BYTES,
                 created_at=now,
                 prompt_len=len(prompt.token_ids),
                 max_rows=len(prompt.token_ids) + max_tokens - 1,

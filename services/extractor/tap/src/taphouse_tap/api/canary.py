@@ -17,11 +17,11 @@ from typing import Any
 
 from taphouse import slices
 from taphouse.slices.start import write_atomically
-from taphouse_tap.admission import Admission
-from taphouse_tap.collect import Capture, Collector
-from taphouse_tap.refusals import Busy, Refusal
-from taphouse_tap.rendering import Tokenizer
-from taphouse_tap.requests import CaptureRequest, ModelFacts, Prompt
+from taphouse_tap.api.admission import Admission
+from taphouse_tap.api.collect import Capture, Collector
+from taphouse_tap.api.refusals import Busy, Refusal
+from taphouse_tap.api.rendering import Tokenizer
+from taphouse_tap.api.requests import CaptureRequest, ModelFacts, Prompt
 from taphouse_tap.verdict import combine
 
 TEXT = "Count up from one: one, two, three, four, five, six,"
@@ -135,8 +135,7 @@ class Canary:
             self._collector.release(claims, unfinished=True)
 
     async def _ask(self, capture: Capture) -> list[Any]:
-        token_ids = [*capture.prompt.token_ids, *capture.generated.token_ids]
-        return await self._check(capture.tag, token_ids, capture.rows)
+        return await self._check(capture.tag, capture.token_ids, capture.rows)
 
     def _verdict(self, answers: list[Any]) -> int:
         joined = combine(answers)

@@ -14,8 +14,12 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from .errors import CaptureRefused
+from taphouse_tap.errors import CaptureRefused
+
 from .rings import Ring
+
+_MARK_BYTES = 16
+"""A mark is two int64: the position and the token id of a row."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +27,13 @@ class StagedRows:
     """Rows of one engine step on their way to the writer.
 
     `raw` [n, row bytes] uint8, `edges` [n, L, 2] (first and last column of each row, to find poison) and
-    `positions` [n] int64 are views of host memory; they hold data once `wait` returned.
+    `marks` [n, 2] int64 (position and token id of each row) are views of host memory; they hold data once
+    `wait` returned.
     """
 
     raw: NDArray[Any]
     edges: torch.Tensor
-    positions: NDArray[Any]
+    marks: NDArray[Any]
     event: Any | None
 
     def wait(self) -> None:
@@ -38,7 +43,7 @@ class StagedRows:
 
 
 class Staging:
-    """Rows [max_tokens, L, W] (`shape`) and positions [max_tokens] of the tap, and the way out of them."""
+    """Rows [max_tokens, L, W] (`shape`) and marks [max_tokens, 2] of the tap, and the way out of them."""
 
     def __init__(
         self,
@@ -49,47 +54,48 @@ class Staging:
     ) -> None:
         max_tokens, layers, width = shape
         self.rows = torch.full((max_tokens, layers, width), float("nan"), dtype=dtype, device=device)
-        self.positions = torch.full((max_tokens,), -1, dtype=torch.int64, device=device)
+        self.marks = torch.full((max_tokens, 2), -1, dtype=torch.int64, device=device)
         self.row_bytes = layers * width * self.rows.element_size()
-        host_rows = host_limit_bytes // (self.row_bytes + 8)
+        self._held_bytes = self.row_bytes + _MARK_BYTES
+        host_rows = host_limit_bytes // self._held_bytes
         if host_rows < max_tokens:
             raise CaptureRefused(
                 f"the pinned limit of {host_limit_bytes} bytes holds {host_rows} rows, fewer than the "
                 f"{max_tokens} of one step; raise TAPHOUSE_TAP_PINNED_LIMIT_BYTES to at least "
-                f"{max_tokens * (self.row_bytes + 8)}"
+                f"{max_tokens * self._held_bytes}"
             )
         self._cuda = device.type == "cuda"
         self.host = Ring(host_rows)
         self._host_rows = torch.empty((host_rows, layers, width), dtype=dtype, pin_memory=self._cuda)
-        self._host_positions = torch.empty((host_rows,), dtype=torch.int64, pin_memory=self._cuda)
+        self._host_marks = torch.empty((host_rows, 2), dtype=torch.int64, pin_memory=self._cuda)
         self._raw = self._host_rows.view(torch.uint8).numpy().reshape(host_rows, self.row_bytes)
-        self._raw_positions = self._host_positions.numpy()
+        self._raw_marks = self._host_marks.numpy()
         self.aside_bytes = 0
         if self._cuda:
             aside = max_tokens + max_tokens // 8
             self._aside_rows = torch.empty((aside, layers, width), dtype=dtype, device=device)
-            self._aside_positions = torch.empty((aside,), dtype=torch.int64, device=device)
+            self._aside_marks = torch.empty((aside, 2), dtype=torch.int64, device=device)
             self._aside = Ring(aside)
             self._aside_events: deque[Any] = deque()
             self._side = torch.cuda.Stream(device=device)
-            self.aside_bytes = aside * (self.row_bytes + 8)
+            self.aside_bytes = aside * self._held_bytes
 
     @property
     def memory(self) -> dict[str, int]:
         """Bytes taken: the tap's buffer and the staging on the device, the host memory and its limit."""
-        buffer = self.rows.shape[0] * (self.row_bytes + 8)
-        host = self.host.capacity * (self.row_bytes + 8)
+        buffer = self.rows.shape[0] * self._held_bytes
+        host = self.host.capacity * self._held_bytes
         return {
             "buffer_bytes": buffer,
             "staging_bytes": self.aside_bytes,
-            "pinned_bytes": self.host.used * (self.row_bytes + 8),
+            "pinned_bytes": self.host.used * self._held_bytes,
             "pinned_limit": host,
         }
 
     def poison(self, rows: int) -> None:
-        """Mark the first `rows` rows unwritten (NaN, position -1) before a forward that must write them."""
+        """Make the first `rows` rows unwritten (NaN, marks -1) before a forward that must write them."""
         self.rows[:rows].fill_(float("nan"))
-        self.positions[:rows].fill_(-1)
+        self.marks[:rows].fill_(-1)
 
     def take(self, runs: list[tuple[int, int]]) -> StagedRows | None:
         """Start moving the rows of `runs` [(first, count)] out; None when host memory is full.
@@ -108,7 +114,7 @@ class Staging:
         return StagedRows(
             raw=self._raw[target],
             edges=self._host_rows[target, :, :: max(1, self._host_rows.shape[2] - 1)],
-            positions=self._raw_positions[target],
+            marks=self._raw_marks[target],
             event=event,
         )
 
@@ -119,7 +125,7 @@ class Staging:
     def _out_of_host(self, runs: list[tuple[int, int]], at: int) -> None:
         for first, n in runs:
             self._host_rows[at : at + n].copy_(self.rows[first : first + n])
-            self._host_positions[at : at + n].copy_(self.positions[first : first + n])
+            self._host_marks[at : at + n].copy_(self.marks[first : first + n])
             at += n
 
     def _out_of_device(self, runs: list[tuple[int, int]], count: int, target: slice) -> Any:
@@ -130,14 +136,14 @@ class Staging:
         source = slice(at, at + count)
         for first, n in runs:
             self._aside_rows[at : at + n].copy_(self.rows[first : first + n])
-            self._aside_positions[at : at + n].copy_(self.positions[first : first + n])
+            self._aside_marks[at : at + n].copy_(self.marks[first : first + n])
             at += n
         copied = torch.cuda.Event()
         copied.record(engine)
         self._side.wait_event(copied)
         with torch.cuda.stream(self._side):
             self._host_rows[target].copy_(self._aside_rows[source], non_blocking=True)
-            self._host_positions[target].copy_(self._aside_positions[source], non_blocking=True)
+            self._host_marks[target].copy_(self._aside_marks[source], non_blocking=True)
             arrived = torch.cuda.Event(blocking=True)  # the writer sleeps, it doesn't spin
             arrived.record(self._side)
         self._aside_events.append(arrived)

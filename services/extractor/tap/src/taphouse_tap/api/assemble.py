@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from taphouse_tap.auth import KeyRing
-from taphouse_tap.endpoint import Endpoint
+from taphouse_tap.api.auth import KeyRing
+from taphouse_tap.api.endpoint import Endpoint
 
 logger = logging.getLogger("vllm.taphouse")
 
@@ -20,8 +20,8 @@ def assemble(endpoint: Endpoint, state: Any) -> None:
         return
     try:
         from taphouse_tap import compat_server
-        from taphouse_tap.metrics import Metrics
-        from taphouse_tap.service import Service
+        from taphouse_tap.api.metrics import Metrics
+        from taphouse_tap.api.service import Service
         from taphouse_tap.settings import load_settings
 
         settings = load_settings()

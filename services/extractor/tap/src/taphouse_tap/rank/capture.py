@@ -10,15 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taphouse.slices import OptIn, SliceWriter, Trailer, seal_error
-
-from .errors import BadRows
+from taphouse_tap.errors import BadRows
 
 
 class Capture:
     """One request's rows on this rank. After the first step only the writer's thread touches it."""
 
-    def __init__(self, opt_in: OptIn, trailer: Trailer, directory: Path) -> None:
+    def __init__(self, opt_in: OptIn, trailer: Trailer, directory: Path, prompt: NDArray[np.int32]) -> None:
         self.opt_in = opt_in
+        self._prompt = prompt
+        self._token_ids = np.full(opt_in.max_rows, -1, np.int32)
         self._trailer = trailer
         self._directory = directory
         self._seen = np.zeros(opt_in.max_rows, np.bool_)
@@ -39,12 +40,14 @@ class Capture:
         if self._file is not None:
             self._file.abort()
 
-    def add(self, positions: NDArray[np.int64], rows: NDArray[np.uint8]) -> int:
-        """Write rows [n, row bytes] to where their recorded `positions` [n] say; return how many stay.
+    def add(self, marks: NDArray[np.int64], rows: NDArray[np.uint8]) -> int:
+        """Write rows [n, row bytes] to where their recorded `marks` [n, 2] say; return how many stay.
 
-        Later writes win, so recomputed and rejected rows come out right. Rows past `max_rows` are left out.
-        Raises `BadRows` when the positions were not recorded or are not consecutive.
+        A mark is a row's position and token id. Later writes win, so recomputed and rejected rows come out
+        right. Rows past `max_rows` are left out. Raises `BadRows` when the marks were not recorded, the
+        positions are not consecutive, or a token is not the prompt's.
         """
+        positions, token_ids = marks[:, 0], marks[:, 1]
         first, count = int(positions[0]), len(positions)
         if first < 0:
             raise BadRows("the graph recorded no positions: it runs without the tap")
@@ -53,11 +56,26 @@ class Capture:
         kept = min(count, self.opt_in.max_rows - first)
         if kept <= 0:
             return 0
+        self._check_tokens(first, token_ids[:kept])
         if self._file is None:
             self._file = SliceWriter(self._directory, self._trailer, self.opt_in.max_rows)
         self._file.write(first, rows[:kept])
+        self._token_ids[first : first + kept] = token_ids[:kept]
         self._seen[first : first + kept] = True
         return kept
+
+    def _check_tokens(self, first: int, token_ids: NDArray[np.int64]) -> None:
+        """The prompt's rows must be of the prompt's tokens; whoever reads the slice checks the others."""
+        if (token_ids < 0).any():
+            raise BadRows("the graph recorded no token ids: it runs without the tap, or is not fed ids")
+        prompt = self._prompt[first : first + len(token_ids)]
+        wrong = np.flatnonzero(token_ids[: len(prompt)] != prompt)
+        if len(wrong):
+            row = int(wrong[0])
+            raise BadRows(
+                f"row {first + row} is of token {token_ids[row]}, the prompt has {prompt[row]} there: "
+                "these are another request's rows"
+            )
 
     def seal(self) -> Trailer | None:
         """Seal the slice; None when the client has gone. Raises `BadRows` when a row is missing."""
@@ -66,7 +84,7 @@ class Capture:
             raise BadRows(f"row {rows} is missing and later ones are there")
         if rows < self.opt_in.prompt_len or self._file is None:
             raise BadRows(f"row {rows} is missing: the prompt has {self.opt_in.prompt_len}")
-        return self._file.seal(rows)
+        return self._file.seal(self._token_ids[:rows])
 
     def fail(self, reason: str) -> None:
         """Seal the reason in place of rows, so that whoever waits is answered at once."""

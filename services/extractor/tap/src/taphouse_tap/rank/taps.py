@@ -1,4 +1,8 @@
-"""The taps: forward pre-hooks that copy the residual stream into a buffer, inside the compiled graph."""
+"""The taps: forward pre-hooks inside the compiled graph that copy the residual stream into a buffer.
+
+Beside each row they record its mark: the position that the first tapped layer is given, and the token id that
+the embedding is given. The marks say where a row goes and whose it is.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -7,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import compat
+from taphouse_tap import compat
 
 # No `from __future__ import annotations` here: the custom ops' schemas are read from the annotations.
 
 logger = logging.getLogger("vllm.taphouse")
 
-_ROWS, _POSITIONS = "_taphouse_rows", "_taphouse_positions"
+_ROWS, _MARKS = "_taphouse_rows", "_taphouse_marks"
 
 
 class _Faults:
@@ -48,13 +52,13 @@ def store_rows(
         faults("tap", error)
 
 
-def store_positions(buffer: torch.Tensor, positions: torch.Tensor) -> None:
-    """Copy `positions` [n] beside the rows; they decide where a row goes. Never raises."""
+def store_marks(buffer: torch.Tensor, values: torch.Tensor, column: int) -> None:
+    """Copy `values` [n] (positions or token ids) to `buffer` [max_tokens, 2] at `column`. Never raises."""
     try:
-        count = min(positions.shape[0], buffer.shape[0])
-        buffer[:count].copy_(positions[:count])
+        count = min(values.shape[0], buffer.shape[0])
+        buffer[:count, column].copy_(values[:count])
     except Exception as error:
-        faults("positions tap", error)
+        faults("marks tap", error)
 
 
 def _nothing(*_: object) -> None:
@@ -62,7 +66,7 @@ def _nothing(*_: object) -> None:
 
 
 compat.register_op("taphouse_store_rows", store_rows, ["buffer"], _nothing)
-compat.register_op("taphouse_store_positions", store_positions, ["buffer"], _nothing)
+compat.register_op("taphouse_store_marks", store_marks, ["buffer"], _nothing)
 
 
 class Taps:
@@ -73,7 +77,7 @@ class Taps:
         stack: compat.Stack,
         layers: Sequence[int],
         rows: torch.Tensor,
-        positions: torch.Tensor,
+        marks: torch.Tensor,
         column: int,
     ) -> None:
         self._handles: list[Any] = []
@@ -84,8 +88,9 @@ class Taps:
                 hidden, residual = compat.stream_arguments(module)
                 self._hook(module, _ROWS, rows, _rows_hook(slot, column, hidden, residual))
             first = stack.layers[min(*layers, len(stack.layers) - 1)]
-            at = compat.positions_argument(first)
-            self._hook(first, _POSITIONS, positions, _positions_hook(at))
+            self._hook(first, _MARKS, marks, _marks_hook(0, compat.positions_argument(first)))
+            embedding = stack.embedding
+            self._hook(embedding, _MARKS, marks, _marks_hook(1, compat.token_ids_argument(embedding)))
         except Exception:
             self.remove()
             raise
@@ -95,7 +100,7 @@ class Taps:
         for handle in self._handles:
             handle.remove()
         for module in self._modules:
-            for name in (_ROWS, _POSITIONS):
+            for name in (_ROWS, _MARKS):
                 module._buffers.pop(name, None)
         self._handles.clear()
         self._modules.clear()
@@ -121,11 +126,11 @@ def _rows_hook(
     return hook
 
 
-def _positions_hook(positions: compat.Argument) -> Callable[..., None]:
-    at, name = positions.at, positions.name
+def _marks_hook(column: int, argument: compat.Argument) -> Callable[..., None]:
+    at, name = argument.at, argument.name
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        p = args[at] if len(args) > at else kwargs[name]
-        torch.ops.vllm.taphouse_store_positions(module._taphouse_positions, p)
+        values = args[at] if len(args) > at else kwargs[name]
+        torch.ops.vllm.taphouse_store_marks(module._taphouse_marks, values, column)
 
     return hook

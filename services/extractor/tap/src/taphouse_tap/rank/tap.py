@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 from taphouse.slices import Start, Trailer, open_start
+from taphouse_tap import __version__, compat
+from taphouse_tap.errors import CaptureRefused
+from taphouse_tap.settings import TapSettings, load_settings
 
-from . import __version__, compat
 from .breaker import Breaker
 from .capture import Captures
 from .check import Checker
-from .errors import CaptureRefused
 from .fingerprint import model_fingerprint
 from .record import Counters, RecordThread, counters_dict, versions
-from .settings import TapSettings, load_settings
 from .staging import Staging
 from .steps import Steps
 from .taps import Taps, faults
@@ -112,7 +112,7 @@ class WorkerTap:
         )
         faults.report = self.breaker.trip
         column = ranks.tp_rank * width
-        self._taps = Taps(stack, layers, staging.rows, staging.positions, column)
+        self._taps = Taps(stack, layers, staging.rows, staging.marks, column)
         if device.type == "cuda":
             memory = staging.memory
             compat.account_device_memory(self._worker, memory["buffer_bytes"] + memory["staging_bytes"])
@@ -143,7 +143,9 @@ class WorkerTap:
             width=facts["width"],
             rows=0,
             prompt_len=0,
+            weights_epoch=0,
             crc32=0,
+            token_crc32=0,
         )
         return Steps(
             self._worker,

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from taphouse import slices
-from taphouse_tap.admission import Admission, Limits
-from taphouse_tap.canary import RETRIES, Canary
-from taphouse_tap.collect import Collector, Engine
-from taphouse_tap.metrics import Metrics
-from taphouse_tap.refusals import CaptureOff
-from taphouse_tap.rendering import Tokenizer
-from taphouse_tap.requests import ModelFacts
+from taphouse_tap.api.admission import Admission, Limits
+from taphouse_tap.api.canary import RETRIES, Canary
+from taphouse_tap.api.collect import Collector, Engine
+from taphouse_tap.api.metrics import Metrics
+from taphouse_tap.api.refusals import CaptureOff
+from taphouse_tap.api.rendering import Tokenizer
+from taphouse_tap.api.requests import ModelFacts
 from taphouse_tap.settings import TapSettings
 
 logger = logging.getLogger("vllm.taphouse")

@@ -7,8 +7,8 @@ from typing import Any
 
 from taphouse import slices
 from taphouse_tap import __version__
-from taphouse_tap.auth import KeyRing
-from taphouse_tap.service import Service, Tap
+from taphouse_tap.api.auth import KeyRing
+from taphouse_tap.api.service import Service, Tap
 
 SHARED = ("layers", "num_layers", "hidden_size", "dtype", "max_model_len", "max_num_batched_tokens", "mode")
 

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 
-from taphouse_tap.refusals import WrongKey
+from taphouse_tap.api.refusals import WrongKey
 
 
 class KeyRing:

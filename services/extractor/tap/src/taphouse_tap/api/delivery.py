@@ -9,10 +9,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from taphouse import slices
-from taphouse_tap.admission import StreamRoom
-from taphouse_tap.collect import Capture
-from taphouse_tap.refusals import CaptureFailed
-from taphouse_tap.requests import CaptureRequest, ModelFacts
+from taphouse_tap.api.admission import StreamRoom
+from taphouse_tap.api.collect import Capture
+from taphouse_tap.api.refusals import CaptureFailed
+from taphouse_tap.api.requests import CaptureRequest, ModelFacts
 
 CHUNK_BYTES = 1 << 20
 
@@ -47,7 +47,7 @@ def _item(index: int, capture: Capture, layers: list[int], model: ModelFacts) ->
     item: dict[str, Any] = {
         "index": index,
         "tag": capture.tag,
-        "token_ids": [*prompt.token_ids, *generated.token_ids],
+        "token_ids": capture.token_ids,
         "prompt_len": len(prompt.token_ids),
         "rows": capture.rows,
         "shape": [capture.rows, len(layers), model.hidden_size],
@@ -82,8 +82,7 @@ def stream_answer(answer: dict[str, Any], captures: Sequence[Capture], room: Str
     """
     try:
         states = [
-            slices.join_slices(capture.paths, capture.rows, answer["layers"], verify=True)
-            for capture in captures
+            slices.join_slices(capture.paths, capture.fed_token_ids, answer["layers"]) for capture in captures
         ]
     except (slices.SliceError, OSError) as error:
         raise CaptureFailed(f"the capture failed: {error}") from error

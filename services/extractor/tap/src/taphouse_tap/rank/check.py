@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from taphouse.slices import Start, join_slices, read_trailer
-
-from . import compat
-from .verdict import verdict
+from taphouse.slices import Start, check_token_ids, join_rows, read_trailer
+from taphouse_tap import compat
+from taphouse_tap.verdict import verdict
 
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.01}
 """How far below the best logit the chosen token's may lie, in standard deviations of the logits."""
@@ -42,15 +41,16 @@ class Checker:
         Raises the slice errors.
         """
         paths = self._start.slice_paths(tag)
-        raw = join_slices(paths, rows, layers=[self._last])[:, 0]
         trailer = read_trailer(paths[0])
         first = trailer.prompt_len - 1
+        check_token_ids(paths, token_ids[:rows])
+        raw = join_rows(paths, first, rows - first, [self._last])[:, 0]
         chosen_ids = list(token_ids[first + 1 : rows + 1])
         if not chosen_ids or len(chosen_ids) != rows - first:
             raise ValueError(
                 f"{len(token_ids)} token ids don't match {rows} rows of a {first + 1}-token prompt"
             )
-        hidden = _tensor(raw[first:], trailer.dtype).to(self._device)
+        hidden = _tensor(raw, trailer.dtype).to(self._device)
         normed = self._norm(hidden)
         normed = normed[0] if isinstance(normed, tuple) else normed
         logits = compat.local_logits(self._model, normed)

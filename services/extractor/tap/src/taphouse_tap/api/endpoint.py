@@ -20,15 +20,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from taphouse_tap.admission import StreamRoom
-from taphouse_tap.auth import KeyRing
-from taphouse_tap.collect import Capture
-from taphouse_tap.delivery import header, slices_answer, stream_answer
-from taphouse_tap.refusals import CaptureOff, Refusal, TooLarge
-from taphouse_tap.rendering import render
-from taphouse_tap.requests import CaptureRequest, Prompt, parse_request
-from taphouse_tap.service import Service, Tap
-from taphouse_tap.status import status
+from taphouse_tap.api.admission import StreamRoom
+from taphouse_tap.api.auth import KeyRing
+from taphouse_tap.api.collect import Capture
+from taphouse_tap.api.delivery import header, slices_answer, stream_answer
+from taphouse_tap.api.refusals import CaptureOff, Refusal, TooLarge
+from taphouse_tap.api.rendering import render
+from taphouse_tap.api.requests import CaptureRequest, Prompt, parse_request
+from taphouse_tap.api.service import Service, Tap
+from taphouse_tap.api.status import status
 
 logger = logging.getLogger("vllm.taphouse")
 

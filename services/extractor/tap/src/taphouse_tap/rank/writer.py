@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from taphouse.slices import SliceError
+from taphouse_tap.errors import BadRows
 
 from .breaker import Breaker
 from .capture import Capture, Captures
-from .errors import BadRows
 from .record import Counters
 from .staging import StagedRows, Staging
 
@@ -169,6 +169,6 @@ def _add(part: Part, rows: StagedRows, unwritten: torch.Tensor) -> int | str:
                 f"row {row} of a chunk has NaN at tapped layer number {layer}: the graph did not write it "
                 "(it runs without the tap), or the model made it"
             )
-        return part.capture.add(rows.positions[span], rows.raw[span])
+        return part.capture.add(rows.marks[span], rows.raw[span])
     except (BadRows, SliceError, OSError) as error:
         return str(error)

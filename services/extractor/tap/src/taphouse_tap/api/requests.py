@@ -18,7 +18,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from taphouse_tap.refusals import InvalidField, MalformedBody
+from taphouse import slices
+from taphouse_tap.api.refusals import InvalidField, MalformedBody
 
 MAX_NAMED_ERRORS = 5
 
@@ -45,6 +46,11 @@ class ModelFacts:
     def row_bytes(self) -> int:
         """Bytes of one row (one token, every tapped layer) summed over all ranks."""
         return len(self.layers) * self.hidden_size * self.itemsize
+
+    @property
+    def slice_row_bytes(self) -> int:
+        """Bytes of one row in all ranks' slices, where each has the row's token id too."""
+        return self.row_bytes + self.tp_size * slices.TOKEN_BYTES
 
 
 @dataclass(frozen=True)

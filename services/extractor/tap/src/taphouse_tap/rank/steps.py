@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from taphouse.slices import EXTRA_ARGS_KEY, BadOptIn, Start, Trailer, verify_opt_in
+from taphouse_tap import compat
 
-from . import compat
 from .breaker import Breaker
 from .capture import Capture, Captures
 from .record import Counters
@@ -110,14 +110,14 @@ class Steps:
         if not self._start.is_claimed(opt_in.tag):
             return  # The client left before its request ran, or the tag is an old one.
         trailer = replace(self._template, tag=opt_in.tag, prompt_len=opt_in.prompt_len)
-        capture = Capture(opt_in, trailer, self._start.directory)
+        capture = Capture(opt_in, trailer, self._start.directory, new.token_ids)
         if self._start.slice_paths(opt_in.tag) or not self._captures.add(capture):
             self._counters.forged += 1
             return
         self._active[new.request_id] = capture
-        if new.prompt_len != opt_in.prompt_len:
+        if len(new.token_ids) != opt_in.prompt_len:
             self._drop(
-                capture, f"the prompt has {new.prompt_len} tokens, the opt-in says {opt_in.prompt_len}"
+                capture, f"the prompt has {len(new.token_ids)} tokens, the opt-in says {opt_in.prompt_len}"
             )
         self._changed()
 

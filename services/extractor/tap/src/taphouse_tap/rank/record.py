@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from taphouse.slices import Start
+from taphouse_tap import __version__
 
-from . import __version__
 from .breaker import Breaker
 
 logger = logging.getLogger("vllm.taphouse")

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from taphouse import slices
-from taphouse_tap.refusals import CaptureFailed
-from taphouse_tap.requests import CaptureRequest, ModelFacts, Prompt
+from taphouse_tap.api.refusals import CaptureFailed
+from taphouse_tap.api.requests import CaptureRequest, ModelFacts, Prompt
 
 POLL_FIRST_S = 0.002
 POLL_LAST_S = 0.05
@@ -66,6 +66,16 @@ class Capture:
     rows: int
     paths: tuple[Path, ...]
     trailers: tuple[slices.Trailer, ...]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and generated tokens, ``[P + G]``."""
+        return [*self.prompt.token_ids, *self.generated.token_ids]
+
+    @property
+    def fed_token_ids(self) -> list[int]:
+        """The tokens that the model was fed, one a row."""
+        return self.token_ids[: self.rows]
 
 
 class Collector:
@@ -149,10 +159,12 @@ class Collector:
         rows = len(prompt.token_ids) + len(generated.token_ids) - 1
         try:
             trailers = slices.check_slices(paths)
+            self._check(trailers, claim, rows)
+            capture = Capture(claim.tag, prompt, generated, rows, tuple(paths), tuple(trailers))
+            slices.check_token_ids(paths, capture.fed_token_ids)
         except (slices.SliceError, OSError) as error:
             raise CaptureFailed(f"the capture failed: {error}") from error
-        self._check(trailers, claim, rows)
-        return Capture(claim.tag, prompt, generated, rows, tuple(paths), tuple(trailers))
+        return capture
 
     async def _wait_for_slices(self, tag: str) -> list[Path]:
         paths = [self._start.directory / f"{tag}.t{rank}.slice" for rank in range(self._model.tp_size)]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from taphouse_tap.refusals import InvalidField
-from taphouse_tap.requests import CaptureRequest, ModelFacts, Prompt, check_prompt
+from taphouse_tap.api.refusals import InvalidField
+from taphouse_tap.api.requests import CaptureRequest, ModelFacts, Prompt, check_prompt
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 """Content parts that are text; images and the like have no token ids of their own."""

@@ -1,0 +1,1 @@
+"""Inside a vLLM worker: the tap, and the way of captured rows to sealed slices. Start at `tap.py`."""
