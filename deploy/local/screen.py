@@ -44,14 +44,20 @@ class Screen:
         self.console.print(f"[dim]{minutes:2d}:{seconds:02d}[/] {text}", highlight=False, soft_wrap=True)
 
     def bar(self, name: str, done: float, total: float | None, note: str = "") -> None:
-        """Shows how far something has come; `total` None when nobody knows."""
+        """Shows how far something has come; `total` None when nobody knows. In a pipe a line says `note`, or
+        the numbers.
+        """
         if not self.console.is_terminal:
             if time.monotonic() - self._said.setdefault(name, time.monotonic()) >= _PLAIN_EVERY_S:
                 self._said[name] = time.monotonic()
-                self.say(f"  {name}: {note}")
+                self.say(f"  {name}: {note or _how_far(done, total)}")
             return
         if self._progress is None:
             return
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(name, total=total, note=note)
         self._progress.update(self._tasks[name], completed=done, total=total, note=note)
+
+
+def _how_far(done: float, total: float | None) -> str:
+    return f"{done:g}" if total is None else f"{done:g} of {total:g}"
