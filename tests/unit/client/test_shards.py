@@ -105,13 +105,13 @@ def test_a_shard_written_by_another_writer_is_read(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_snippet_in_format_md_reads_a_shard(
-    dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sample = make_sample(0, 300, dtype)
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(encode_shard([make_sample(1, 3, dtype), sample], make_meta(dtype)))
+    monkeypatch.chdir(tmp_path)
+    Path("shard.safetensors").write_bytes(encode_shard([make_sample(1, 3, dtype), sample], make_meta(dtype)))
     blocks = re.findall(r"```python\n(.*?)```", FORMAT_MD.read_text(), re.S)
-    names: dict[str, object] = {"path": str(path)}
+    names: dict[str, object] = {}
     exec(blocks[0], names)
     states = names["states"]
     assert isinstance(states, np.ndarray)
