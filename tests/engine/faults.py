@@ -111,7 +111,7 @@ class _Breaks:
         return _tapped(tap, "_taphouse_rows", lambda old: old.new_zeros(()))
 
     @staticmethod
-    def position_tap(tap: Any) -> list[Callable[[], None]]:
+    def marks_tap(tap: Any) -> list[Callable[[], None]]:
         return _tapped(tap, "_taphouse_marks", lambda old: old.new_zeros(()))
 
     @staticmethod

@@ -75,7 +75,7 @@ def test_two_ranks_together_hold_the_models_states(engine: Engine) -> None:
         ("before_step", "execute_model (before)"),
         ("after_step", "execute_model (after)"),
         ("row_tap", "tap"),
-        ("position_tap", "positions tap"),
+        ("marks_tap", "marks tap"),
         ("writer", "writer"),
         ("record", "record"),
     ],

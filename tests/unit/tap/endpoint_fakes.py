@@ -241,6 +241,7 @@ class FakeServer:
             "versions": {"vllm": "0"},
             "counters": {"rows": 5, "sealed": 1},
             "model_fingerprint": {"config": "m0"},
+            "weights_epoch": 0,
         }
         self._start.write_record({**record, **changed})
 

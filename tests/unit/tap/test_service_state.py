@@ -241,6 +241,36 @@ def test_a_breaker_that_trips_while_a_capture_waits_ends_the_wait(tmp_path: Path
     asyncio.run(go())
 
 
+def test_other_weights_close_capture_until_a_canary_passed_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then answers carry the new fingerprint; a capture that began on the old ones is no sample."""
+    monkeypatch.setattr(service_module, "TIDY_S", 0.05)
+    monkeypatch.setattr(service_module, "RECORDS_AGE_S", 0.0)
+    bench = make_bench(tmp_path)
+
+    async def go() -> None:
+        await bench.ready()
+        old = (await get_status(bench))["fingerprint_id"]
+        bench.engine.wrong = {"weights_epoch": 1}
+        status, message = await capture(bench)
+        assert (status, "weights changed while it ran" in message) == (500, True)
+        bench.server.publish(0, weights_epoch=1, model_fingerprint={"config": "m1"})
+        await asyncio.sleep(0.2)
+        status, message = await capture(bench)
+        assert (status, "weights changed" in message) == (503, True), "rank 1 has not followed yet"
+        bench.server.publish(1, weights_epoch=1, model_fingerprint={"config": "m1"})
+        while bench.service.why_off() is not None:
+            await asyncio.sleep(0.01)
+        new = await get_status(bench)
+        assert new["fingerprint"]["config"] == "m1" and new["fingerprint_id"] != old
+        assert new["canary"]["weights_epoch"] == 1
+        assert (await capture(bench))[0] == 200
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
 def test_missing_ranks_are_named() -> None:
     def record(dp: int, tp: int) -> dict[str, Any]:
         return {"dp_rank": dp, "tp_rank": tp, "tp_size": 2, "capture": "on", "updated_at": 100.0}

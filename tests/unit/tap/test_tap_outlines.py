@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.tap.worker_fakes import Decoder, opened
+from tests.unit.tap.worker_fakes import Decoder, opened, weights_of
 from torch import nn
 
 from taphouse_tap import __version__
 from taphouse_tap.__main__ import launch_args, main
 from taphouse_tap.rank.breaker import Breaker
-from taphouse_tap.rank.fingerprint import final_norm_checksum, weights_checksum
 from taphouse_tap.rank.record import RecordThread
+from taphouse_tap.rank.weights import final_norm_checksum
 from taphouse_tap.settings import load_settings
 from taphouse_tap.verdict import combine
 
@@ -129,11 +129,23 @@ def test_the_verdict_compares_over_all_ranks(answers: list[Any], ok: bool, says:
 
 def test_the_checksum_follows_the_weights() -> None:
     model = nn.Sequential(nn.Linear(70, 9), nn.Linear(9, 3)).to(torch.bfloat16)
-    before = weights_checksum(model)
+    weights = weights_of(model)
+    before = weights.fingerprint
     with torch.no_grad():
-        model[0].weight[8, 65] += 1
-        assert weights_checksum(model) == before
+        model[0].weight[8, 65] += 1  # outside the corner that is read
+        assert weights.look_again()
         model[1].bias[2] += 1
-    assert weights_checksum(model) != before
+    assert not weights.look_again() and weights.fingerprint == before
+    weights.renew()
+    assert weights.epoch == 1 and weights.look_again()
+    assert {k for k, v in weights.fingerprint.items() if v != before[k]} == {"weights"}
     assert final_norm_checksum(Decoder(1).norm) is None
     assert final_norm_checksum(nn.LayerNorm(4)) == final_norm_checksum(nn.LayerNorm(4).to(torch.bfloat16))
+
+
+def test_looks_go_round_all_tensors() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(40)))
+    weights = weights_of(model)
+    with torch.no_grad():
+        model[39].weight[0, 0] += 1
+    assert [weights.look_again() for _ in range(5)].count(False) == 1

@@ -257,6 +257,5 @@ def test_a_client_that_left_leaves_nothing(bench: Bench, more: int) -> None:
 
 def test_fail_all_answers_everyone(bench: Bench) -> None:
     waiting = [bench.capture() for _ in range(3)]
-    bench.breaker.refuse("for a reason")
-    bench.writer.put(FailAll())
+    bench.writer.put(FailAll("capture is off: for a reason"))
     assert {bench.error(capture) for capture in waiting} == {"capture is off: for a reason"}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.unit.tap.worker_fakes import (
     TOKENS,
     Output,
@@ -15,6 +16,7 @@ from tests.unit.tap.worker_fakes import (
     opened,
     staging,
     template,
+    weights_of,
     worker_running,
 )
 
@@ -47,12 +49,14 @@ class Bench:
         self.worker = worker_running()
         self.queue, self.captures = Queue(), Captures()
         self.breaker, self.counters = Breaker(), Counters()
+        self.weights = weights_of(torch.nn.Linear(3, 3))
         self.steps = Steps(
             self.worker,
             self.start,
             template(self.start),
             staging=self.staging,
             captures=self.captures,
+            weights=self.weights,
             writer=self.queue,  # type: ignore[arg-type]
             breaker=self.breaker,
             counters=self.counters,
@@ -195,3 +199,28 @@ def test_the_batch_tells_where_rows_lie(v2: bool) -> None:
 def test_a_batch_that_does_not_add_up_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="the scheduler says 5"):
         list(compat.batch_rows(worker_running("b"), Output({"a": 3, "b": 2})))
+
+
+def test_captures_carry_the_epoch_of_the_weights(bench: Bench) -> None:
+    bench.weights.renew()
+    _, extra = bench.admit()
+    bench.step({"a": 4}, (new_request("a", 4, extra),))
+    (step,) = bench.queue.of(Step)
+    assert step.parts[0].capture._trailer.weights_epoch == 1
+
+
+def test_what_is_in_flight_when_the_weights_change_fails(bench: Bench) -> None:
+    _, extra = bench.admit()
+    bench.step({"a": 4}, (new_request("a", 4, extra),))
+    bench.steps.fail_all("the weights changed")
+    assert [item.reason for item in bench.queue.of(FailAll)] == ["the weights changed"]
+    bench.step({"a": 1})
+    assert len(bench.queue.of(Step)) == 1
+
+
+def test_nothing_is_captured_while_the_weights_are_away(bench: Bench) -> None:
+    bench.weights.away = "asleep"
+    _, extra = bench.admit()
+    bench.step({"a": 4}, (new_request("a", 4, extra),))
+    assert [item.reason for item in bench.queue.of(Fail)] == ["asleep"]
+    assert bench.queue.of(Step) == []

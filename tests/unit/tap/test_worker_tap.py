@@ -148,6 +148,43 @@ def test_a_second_load_turns_capture_off(model: Model) -> None:
     assert process._taphouse_tap is tap and "second time" in str(tap.breaker.reason)
 
 
+def test_changed_weights_begin_a_new_epoch_with_a_fingerprint_of_their_own(model: Model) -> None:
+    tap = installed()
+    assert tap.start is not None
+    before = tap.start.records()[0]
+    tap.weights_changing("reload_weights")
+    (changing,) = tap.start.records()
+    assert changing["capture"] == "off" and "reload_weights" in changing["reason"]
+    with torch.no_grad():
+        model.embedding.weight += 1
+    tap.weights_changed("reload_weights")
+    (after,) = tap.start.records()
+    assert (before["weights_epoch"], after["weights_epoch"]) == (0, 1)
+    assert (after["capture"], after["reason"]) == ("on", None)
+    assert before["model_fingerprint"]["weights"] != after["model_fingerprint"]["weights"]
+
+
+def test_weights_that_nobody_announced_are_noticed(model: Model) -> None:
+    tap = installed()
+    assert tap._epoch_now() == 0
+    with torch.no_grad():
+        model.embedding.weight += 1
+    assert tap._epoch_now() == 1 and tap.start is not None
+    assert tap.start.records()[0]["weights_epoch"] == 1
+
+
+def test_an_error_while_weights_change_trips_the_breaker(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("ours")
+
+    tap = installed()
+    monkeypatch.setattr("taphouse_tap.rank.weights.corner_checksum", broken)
+    tap.weights_changed("reload_weights")
+    assert tap.breaker.reason == "error in reload_weights (after): ZeroDivisionError: ours"
+
+
 def test_the_rpcs_answer_without_a_tap() -> None:
     extension = worker.HiddenStatesExtension()
     assert extension.taphouse_start()["capture"] == "off"

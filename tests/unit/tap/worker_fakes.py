@@ -16,6 +16,7 @@ from torch import nn
 from taphouse.slices import Claim, OptIn, Start, Trailer, new_tag, open_start
 from taphouse_tap.rank.capture import Capture
 from taphouse_tap.rank.staging import Staging
+from taphouse_tap.rank.weights import Weights
 
 WIDTH, LAYERS, TOKENS = 4, 2, 16
 
@@ -56,6 +57,11 @@ def capture_of(start: Start, prompt_len: int, max_rows: int) -> Capture:
     base = template(start)
     trailer = Trailer(**{**vars(base), "tag": opt_in.tag, "prompt_len": prompt_len})
     return Capture(opt_in, trailer, start.directory, tokens_at(range(prompt_len)))
+
+
+def weights_of(model: nn.Module) -> Weights:
+    """The weights of a model that has no norm."""
+    return Weights(model, model, {"config": "c"}, "float32")
 
 
 def staging(host_rows: int = 64) -> Staging:

@@ -107,13 +107,36 @@ def version() -> str:
     return str(vllm.__version__).split("+", 1)[0]
 
 
-def wrap_worker(
-    load_model: Callable[[Any], None], before: Callable[[Any, Any], None], after: Callable[[Any, Any], None]
-) -> None:
-    """Call `load_model(worker)` after the load, `before` and `after(worker, output)` around every step.
+@dataclass(frozen=True)
+class WorkerHooks:
+    """What of ours is called in a worker. None of them may raise.
 
-    `output` is the scheduler's. The three must not raise. Idempotent.
+    `load_model(worker)` after the load; `before` and `after(worker, output)` around every step, with the
+    scheduler's output; `weights_changing` and `weights_changed(worker, method)` around a method that changes
+    the loaded weights; the first alone before one that puts them away, the second alone once they are back.
     """
+
+    load_model: Callable[[Any], None]
+    before: Callable[[Any, Any], None]
+    after: Callable[[Any, Any], None]
+    weights_changing: Callable[[Any, str], None]
+    weights_changed: Callable[[Any, str], None]
+
+
+CHANGES_WEIGHTS = (
+    "reload_weights",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+    "reset_weights",
+)
+PUTS_WEIGHTS_AWAY = ("sleep", "discard")
+BRINGS_WEIGHTS_BACK = ("wake_up",)
+"""Methods of vLLM's `Worker` that touch the weights; those that a version lacks are left out."""
+
+
+def wrap_worker(hooks: WorkerHooks) -> None:
+    """Have `hooks` called by vLLM's workers. Idempotent."""
     if hasattr(Worker, "_taphouse_wrapped"):
         return
     original_load, original_execute = Worker.load_model, Worker.execute_model
@@ -121,17 +144,36 @@ def wrap_worker(
     @functools.wraps(original_load)
     def load(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original_load(self, *args, **kwargs)
-        load_model(self)
+        hooks.load_model(self)
         return result
 
     @functools.wraps(original_execute)
     def execute(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        before(self, scheduler_output)
+        hooks.before(self, scheduler_output)
         result = original_execute(self, scheduler_output, *args, **kwargs)
-        after(self, scheduler_output)
+        hooks.after(self, scheduler_output)
         return result
 
     Worker.load_model, Worker.execute_model, Worker._taphouse_wrapped = load, execute, True
+    for name in CHANGES_WEIGHTS + PUTS_WEIGHTS_AWAY + BRINGS_WEIGHTS_BACK:
+        if hasattr(Worker, name):
+            setattr(Worker, name, _around_weights(name, getattr(Worker, name), hooks))
+
+
+def _around_weights(name: str, original: Callable[..., Any], hooks: WorkerHooks) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if name not in BRINGS_WEIGHTS_BACK:
+            hooks.weights_changing(self, name)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            tags = args[0] if args else kwargs.get("tags")
+            back = name in BRINGS_WEIGHTS_BACK and (not tags or "weights" in tags)
+            if back or name in CHANGES_WEIGHTS:
+                hooks.weights_changed(self, name)
+
+    return call
 
 
 def register_op(name: str, op: Callable[..., None], mutates: list[str], fake: Callable[..., None]) -> None:

@@ -1,8 +1,8 @@
 """The worker extension: `--worker-extension-cls taphouse_tap.worker.HiddenStatesExtension`.
 
-vLLM imports this module in every worker before it builds the worker; importing it wraps `Worker.load_model`
-and `Worker.execute_model`. Nothing here may stop an engine: a failed import leaves vLLM as it is, and the
-extension's methods say why.
+vLLM imports this module in every worker before it builds the worker; importing it wraps `Worker.load_model`,
+`Worker.execute_model` and the methods that change the loaded weights. Nothing here may stop an engine: a
+failed import leaves vLLM as it is, and the extension's methods say why.
 """
 
 from __future__ import annotations
@@ -45,10 +45,22 @@ def _after(worker: Any, scheduler_output: Any) -> None:
         tap.steps.after(scheduler_output)
 
 
+def _weights_changing(worker: Any, how: str) -> None:
+    tap = getattr(worker, _TAP, None)
+    if tap is not None:
+        tap.weights_changing(how)
+
+
+def _weights_changed(worker: Any, how: str) -> None:
+    tap = getattr(worker, _TAP, None)
+    if tap is not None:
+        tap.weights_changed(how)
+
+
 try:
     from . import compat
 
-    compat.wrap_worker(_load_model, _before, _after)
+    compat.wrap_worker(compat.WorkerHooks(_load_model, _before, _after, _weights_changing, _weights_changed))
 except Exception as error:
     _import_error = f"{type(error).__name__}: {error}"
     logger.exception("Taphouse could not hook into this vLLM; serving goes on")

@@ -37,13 +37,17 @@ Check = Callable[[str, list[int], int], Awaitable[list[Any]]]
 
 @dataclass(frozen=True)
 class Result:
-    """How the last canary ended. ``state``: pending, running, passed or failed; ``at`` in Unix seconds."""
+    """How the last canary ended. ``state``: pending, running, passed or failed; ``at`` in Unix seconds.
+
+    It says nothing of other weights than those of ``weights_epoch``.
+    """
 
     state: str = "pending"
     reason: str | None = None
     at: float | None = None
     took_s: float | None = None
     checked: int = 0
+    weights_epoch: int = 0
 
     @property
     def ended(self) -> bool:
@@ -68,6 +72,7 @@ class Canary:
         model: ModelFacts,
         check: Check,
         dp_size: int,
+        weights_epoch: int,
     ) -> None:
         self._file = start.directory / RESULT_FILE
         self._admission = admission
@@ -77,14 +82,17 @@ class Canary:
         self._check = check
         self._dp_size = dp_size
         self._one_at_a_time = asyncio.Lock()
-        self._own = Result()
+        self._epoch = weights_epoch
+        self._own = Result(weights_epoch=weights_epoch)
 
     @property
     def result(self) -> Result:
-        """The last canary of this engine, of this API server or another. Reads a file."""
+        """The last canary of these weights, of this API server or another. Reads a file."""
         shared = Result()
         with contextlib.suppress(OSError, ValueError, TypeError):
             shared = Result(**json.loads(self._file.read_text(encoding="utf-8")))
+        if shared.weights_epoch != self._epoch:
+            return self._own
         if shared.ended and (not self._own.ended or (shared.at or 0.0) >= (self._own.at or 0.0)):
             return shared
         return self._own
@@ -94,22 +102,28 @@ class Canary:
         async with self._one_at_a_time:
             before, began = self._own, time.monotonic()
             if before.state != "passed":
-                self._own = Result("running")
+                self._own = self._result("running")
             try:
                 checked = await asyncio.wait_for(self._with_retries(retries), TIMEOUT_S)
             except (Busy, asyncio.CancelledError):
                 self._own = before
                 raise
             except (Refusal, _Mismatch) as error:
-                self._own = Result("failed", str(error), time.time(), time.monotonic() - began)
+                self._own = self._result("failed", str(error), began)
             except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                self._own = Result("failed", reason, time.time(), time.monotonic() - began)
+                self._own = self._result("failed", f"{type(error).__name__}: {error}", began)
             else:
-                self._own = Result("passed", None, time.time(), time.monotonic() - began, checked)
+                self._own = self._result("passed", None, began, checked)
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(write_atomically, self._file, json.dumps(self._own.as_dict()))
             return self._own
+
+    def _result(
+        self, state: str, reason: str | None = None, began: float | None = None, checked: int = 0
+    ) -> Result:
+        if began is None:
+            return Result(state, reason, weights_epoch=self._epoch)
+        return Result(state, reason, time.time(), time.monotonic() - began, checked, self._epoch)
 
     async def _with_retries(self, retries: int) -> int:
         for attempt in range(retries + 1):
@@ -130,6 +144,8 @@ class Canary:
             capture = await self._collector.capture(
                 request, prompt, claims[0], dp_rank if self._dp_size > 1 else None
             )
+            if capture.weights_epoch != self._epoch:
+                raise _Mismatch("the engine's weights changed while it ran")
             return self._verdict(await self._ask(capture))
         finally:
             self._collector.release(claims, unfinished=True)

@@ -68,6 +68,11 @@ class Capture:
     trailers: tuple[slices.Trailer, ...]
 
     @property
+    def weights_epoch(self) -> int:
+        """Which of the engine's weights made it."""
+        return self.trailers[0].weights_epoch
+
+    @property
     def token_ids(self) -> list[int]:
         """Prompt and generated tokens, ``[P + G]``."""
         return [*self.prompt.token_ids, *self.generated.token_ids]

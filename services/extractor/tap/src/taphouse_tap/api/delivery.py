@@ -24,8 +24,14 @@ def header(
     *,
     start_id: str,
     fingerprint: dict[str, Any],
+    weights_epoch: int,
 ) -> dict[str, Any]:
-    """The answer without slices or states: ``data[i].token_ids`` is ``[P + G]``, ``shape`` ``[T, L, H]``."""
+    """The answer without slices or states: ``data[i].token_ids`` is ``[P + G]``, ``shape`` ``[T, L, H]``.
+
+    Raises: `CaptureFailed` for states of other weights than the ``fingerprint``'s.
+    """
+    if any(capture.weights_epoch != weights_epoch for capture in captures):
+        raise CaptureFailed("the engine's weights changed while it ran; ask again")
     layers = request.asked_layers(model)
     answer: dict[str, Any] = {
         "object": "hidden_states",

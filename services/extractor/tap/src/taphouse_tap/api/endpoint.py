@@ -125,7 +125,12 @@ class Endpoint:
             captures = await while_connected(request, tap.collector.capture_all(wanted, prompts, claims))
             whole = True
             answer = header(
-                wanted, tap.model, captures, start_id=tap.start.start_id, fingerprint=tap.fingerprint
+                wanted,
+                tap.model,
+                captures,
+                start_id=tap.start.start_id,
+                fingerprint=tap.fingerprint,
+                weights_epoch=tap.weights_epoch,
             )
             if room is not None:
                 return captures, await asyncio.to_thread(stream_answer, answer, captures, room)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from taphouse import slices
@@ -76,6 +76,7 @@ class Tap:
     collector: Collector
     canary: Canary
     fingerprint: dict[str, Any]
+    weights_epoch: int
 
 
 class Service:
@@ -113,6 +114,7 @@ class Service:
             await asyncio.sleep(TIDY_S)
             if self.tap is not None:
                 await self._tidy()
+                await self._follow_weights(self.tap)
             elif self.start is not None and self._ranks_off() is None:
                 await self._open_up()
 
@@ -124,6 +126,46 @@ class Service:
             logger.info("Taphouse: canary %s %s", result.state, result.reason or "")
         except Exception as error:
             logger.warning("Taphouse: capture is off: %s", error)
+
+    async def _follow_weights(self, tap: Tap) -> None:
+        """Once all ranks have other weights: take their fingerprint, and have a canary pass on them."""
+        epochs = {record.get("weights_epoch") for record in self.records()}
+        if self._ranks_off() is not None or len(epochs) != 1 or epochs == {tap.weights_epoch}:
+            return
+        self.tap = await self._with_weights(tap)
+        await self._open_up()
+
+    async def _with_weights(self, tap: Tap) -> Tap:
+        record = self.records()[0]
+        epoch = int(record["weights_epoch"])
+        return replace(
+            tap,
+            fingerprint=await self._fingerprint(record),
+            canary=self._canary(tap.start, tap.admission, tap.collector, tap.model, epoch),
+            weights_epoch=epoch,
+        )
+
+    async def _fingerprint(self, record: dict[str, Any]) -> dict[str, Any]:
+        return {**(record.get("model_fingerprint") or {}), **await self._server.tokenizer_fingerprint()}
+
+    def _canary(
+        self,
+        start: slices.Start,
+        admission: Admission,
+        collector: Collector,
+        model: ModelFacts,
+        weights_epoch: int,
+    ) -> Canary:
+        return Canary(
+            start=start,
+            admission=admission,
+            collector=collector,
+            tokenizer=self._server.tokenizer,
+            model=model,
+            check=self._server.check,
+            dp_size=self._server.dp_size,
+            weights_epoch=weights_epoch,
+        )
 
     async def _tidy(self) -> None:
         if self.tap is None:
@@ -161,10 +203,6 @@ class Service:
         if (reason := why_ranks_off(records, time.time())) is not None:
             raise CaptureOff(reason)
         model = server.model(records[0])
-        fingerprint = {
-            **(records[0].get("model_fingerprint") or {}),
-            **await server.tokenizer_fingerprint(),
-        }
         limits = Limits(settings.slice_dir_limit_bytes, settings.max_in_flight, settings.stream_limit_bytes)
         admission = Admission(start, model, limits)
         collector = Collector(
@@ -174,16 +212,10 @@ class Service:
             seal_timeout_s=SEAL_TIMEOUT_S,
             why_off=self._ranks_off,
         )
-        canary = Canary(
-            start=start,
-            admission=admission,
-            collector=collector,
-            tokenizer=server.tokenizer,
-            model=model,
-            check=server.check,
-            dp_size=server.dp_size,
-        )
-        return Tap(start, model, server.tokenizer, admission, collector, canary, fingerprint)
+        epoch = int(records[0]["weights_epoch"])
+        canary = self._canary(start, admission, collector, model, epoch)
+        fingerprint = await self._fingerprint(records[0])
+        return Tap(start, model, server.tokenizer, admission, collector, canary, fingerprint, epoch)
 
     def open(self) -> Tap:
         """The tap, when capture is on.
@@ -201,6 +233,8 @@ class Service:
             return self._problem
         if (reason := self._ranks_off()) is not None:
             return reason
+        if any(record["weights_epoch"] != self.tap.weights_epoch for record in self.records()):
+            return "the engine's weights changed; capture goes on once a canary has passed on the new ones"
         canary = self.tap.canary.result
         if canary.state == "passed":
             return None

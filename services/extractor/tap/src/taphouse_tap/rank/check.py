@@ -7,7 +7,7 @@ compares the ranks' answers where they are gathered anyway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,16 @@ class Checker:
     """Checks one sealed capture on one rank."""
 
     def __init__(
-        self, model: nn.Module, norm: nn.Module, last: int, start: Start, device: torch.device
+        self,
+        model: nn.Module,
+        stack: compat.Stack,
+        start: Start,
+        device: torch.device,
+        epoch_now: Callable[[], int],
     ) -> None:
-        self._model, self._norm, self._last = model, norm, last
+        self._model, self._norm, self._last = model, stack.norm, len(stack.layers)
         self._start, self._device = start, device
+        self._epoch_now = epoch_now
 
     @torch.inference_mode()
     def check(self, tag: str, token_ids: Sequence[int], rows: int) -> dict[str, Any]:
@@ -42,6 +48,11 @@ class Checker:
         """
         paths = self._start.slice_paths(tag)
         trailer = read_trailer(paths[0])
+        if (epoch := self._epoch_now()) != trailer.weights_epoch:
+            reason = (
+                f"the weights changed since: epoch {trailer.weights_epoch} was captured, {epoch} is loaded"
+            )
+            return {"ok": False, "reason": reason, "checked": 0}
         first = trailer.prompt_len - 1
         check_token_ids(paths, token_ids[:rows])
         raw = join_rows(paths, first, rows - first, [self._last])[:, 0]

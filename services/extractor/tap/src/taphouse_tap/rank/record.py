@@ -88,13 +88,14 @@ class RecordThread:
 
     def _record(self) -> dict[str, Any]:
         facts = self._facts()
+        reason = self._breaker.reason or facts.get("paused")
         return {
             "version": 1,
             "start_id": self._start.start_id,
             "pid": os.getpid(),
             "updated_at": time.time(),
-            "capture": "off" if self._breaker.tripped else "on",
-            "reason": self._breaker.reason,
+            "capture": "off" if reason else "on",
+            "reason": reason,
             "breaker": self._breaker.trip_record,
             **facts,
         }

@@ -14,6 +14,7 @@ from .breaker import Breaker
 from .capture import Capture, Captures
 from .record import Counters
 from .staging import Staging
+from .weights import Weights
 from .writer import Fail, FailAll, Finish, Part, Step, Writer
 
 
@@ -28,6 +29,7 @@ class Steps:
         *,
         staging: Staging,
         captures: Captures,
+        weights: Weights,
         writer: Writer,
         breaker: Breaker,
         counters: Counters,
@@ -35,6 +37,7 @@ class Steps:
     ) -> None:
         self._worker, self._start, self._template = worker, start, template
         self._staging, self._captures, self._writer = staging, captures, writer
+        self._weights = weights
         self._breaker, self._counters, self._changed = breaker, counters, changed
         self._active: dict[str, Capture] = {}
 
@@ -73,10 +76,15 @@ class Steps:
         except Exception as error:
             self._breaker.trip("execute_model (after)", error)
 
+    def fail_all(self, reason: str) -> None:
+        """Fail what is in flight. Called on the engine's thread, between steps."""
+        self._active = {}
+        self._writer.put(FailAll(reason))
+
     def _fail_if_off(self) -> None:
         """Fail what was admitted while another thread tripped the breaker."""
         if self._breaker.tripped:
-            self._writer.put(FailAll())
+            self._writer.put(FailAll(f"capture is off: {self._breaker.reason}"))
 
     def _take(self, scheduler_output: Any) -> None:
         parts: list[Part] = []
@@ -109,13 +117,20 @@ class Steps:
             return
         if not self._start.is_claimed(opt_in.tag):
             return  # The client left before its request ran, or the tag is an old one.
-        trailer = replace(self._template, tag=opt_in.tag, prompt_len=opt_in.prompt_len)
+        trailer = replace(
+            self._template,
+            tag=opt_in.tag,
+            prompt_len=opt_in.prompt_len,
+            weights_epoch=self._weights.epoch,
+        )
         capture = Capture(opt_in, trailer, self._start.directory, new.token_ids)
         if self._start.slice_paths(opt_in.tag) or not self._captures.add(capture):
             self._counters.forged += 1
             return
         self._active[new.request_id] = capture
-        if len(new.token_ids) != opt_in.prompt_len:
+        if self._weights.away is not None:
+            self._drop(capture, self._weights.away)
+        elif len(new.token_ids) != opt_in.prompt_len:
             self._drop(
                 capture, f"the prompt has {len(new.token_ids)} tokens, the opt-in says {opt_in.prompt_len}"
             )

@@ -14,11 +14,11 @@ from taphouse_tap.settings import TapSettings, load_settings
 from .breaker import Breaker
 from .capture import Captures
 from .check import Checker
-from .fingerprint import model_fingerprint
 from .record import Counters, RecordThread, counters_dict, versions
 from .staging import Staging
 from .steps import Steps
 from .taps import Taps, faults
+from .weights import Weights
 from .writer import Writer
 
 
@@ -36,6 +36,9 @@ class WorkerTap:
         self._captures = Captures()
         self._staging: Staging | None = None
         self._taps: Taps | None = None
+        self._weights: Weights | None = None
+        self._fingerprint: dict[str, Any] | None = None
+        self._record: RecordThread | None = None
 
     def install(self) -> None:
         """Tap the loaded model. Never raises: where capture can't be right it stays off, with the reason."""
@@ -49,7 +52,7 @@ class WorkerTap:
             self._give_up()
             return
         sweep_after_s = settings.slice_ttl_s if ranks.tp_rank == 0 else None
-        record = RecordThread(self.start, self.breaker, self._state, sweep_after_s)
+        record = self._record = RecordThread(self.start, self.breaker, self._state, sweep_after_s)
         try:
             self._tap_model(settings, self.start, ranks, record)
         except CaptureRefused as error:
@@ -74,6 +77,41 @@ class WorkerTap:
             "reason": self.breaker.reason,
         }
 
+    def weights_changing(self, how: str) -> None:
+        """The engine's weights are about to change or to go away, by its method `how`. Never raises."""
+        if self._weights is None or self.breaker.tripped:
+            return
+        try:
+            self._weights.away = f"the engine's weights are changing or put away ({how})"
+            if self.steps is not None:
+                self.steps.fail_all(f"the engine's weights changed while it ran ({how})")
+            self._publish()
+        except Exception as error:
+            self.breaker.trip(f"{how} (before)", error)
+
+    def weights_changed(self, how: str) -> None:
+        """Other weights are loaded, or the same are back: a new epoch begins. Never raises."""
+        if self._weights is None or self.breaker.tripped:
+            return
+        try:
+            self._weights.renew()
+            self._fingerprint = self._weights.fingerprint
+            self._publish()
+        except Exception as error:
+            self.breaker.trip(f"{how} (after)", error)
+
+    def _epoch_now(self) -> int:
+        """The weights' epoch, once a look at a few tensors has shown that nobody changed them unseen."""
+        assert self._weights is not None
+        if not self._weights.look_again():
+            self.weights_changing("unseen")
+            self.weights_changed("unseen")
+        return self._weights.epoch
+
+    def _publish(self) -> None:
+        if self._record is not None:
+            self._record.publish()
+
     def _tap_model(
         self, settings: TapSettings, start: Start, ranks: compat.Ranks, record: RecordThread
     ) -> None:
@@ -86,7 +124,6 @@ class WorkerTap:
             dtype=dtype,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             max_model_len=sizes.max_model_len,
-            model_fingerprint=None,
         )
         config = compat.tap_config(self._worker)
         if config.get("version") != __version__:
@@ -116,15 +153,13 @@ class WorkerTap:
         if device.type == "cuda":
             memory = staging.memory
             compat.account_device_memory(self._worker, memory["buffer_bytes"] + memory["staging_bytes"])
-        if ranks.tp_rank == 0:
-            self.facts["model_fingerprint"] = model_fingerprint(
-                model, stack.norm, compat.identity(self._worker), dtype
-            )
-        self.checker = Checker(model, stack.norm, len(stack.layers), start, device)
-        self.steps = self._start_steps(start, staging, device, record)
+        weights = self._weights = Weights(model, stack.norm, compat.identity(self._worker), dtype)
+        self._fingerprint = weights.fingerprint
+        self.checker = Checker(model, stack, start, device, self._epoch_now)
+        self.steps = self._start_steps(start, staging, weights, device, record)
 
     def _start_steps(
-        self, start: Start, staging: Staging, device: torch.device, record: RecordThread
+        self, start: Start, staging: Staging, weights: Weights, device: torch.device, record: RecordThread
     ) -> Steps:
         writer = Writer(staging, self._captures, self.breaker, self._counters, device)
         writer.start()
@@ -153,6 +188,7 @@ class WorkerTap:
             template,
             staging=staging,
             captures=self._captures,
+            weights=weights,
             writer=writer,
             breaker=self.breaker,
             counters=self._counters,
@@ -160,8 +196,12 @@ class WorkerTap:
         )
 
     def _state(self) -> dict[str, Any]:
+        weights = self._weights
         return {
             **self.facts,
+            "model_fingerprint": self._fingerprint,
+            "weights_epoch": weights.epoch if weights is not None else None,
+            "paused": weights.away if weights is not None else None,
             "in_flight": len(self._captures),
             "counters": counters_dict(self._counters),
             "memory": self._staging.memory if self._staging is not None else None,

@@ -61,8 +61,11 @@ class Fail:
     reason: str
 
 
+@dataclass(frozen=True)
 class FailAll:
-    """The breaker tripped: fail whatever is in flight."""
+    """Nothing in flight can be completed."""
+
+    reason: str
 
 
 class Writer:
@@ -79,7 +82,7 @@ class Writer:
 
     def start(self) -> None:
         """Start the thread."""
-        self._breaker.on_trip(lambda: self.put(FailAll()))
+        self._breaker.on_trip(lambda: self.put(FailAll(f"capture is off: {self._breaker.reason}")))
         self._thread.start()
 
     def put(self, item: Step | Finish | Fail | FailAll) -> None:
@@ -108,7 +111,7 @@ class Writer:
             self._fail(item.capture, item.reason)
         else:
             for capture in self._captures.all():
-                self._fail(capture, f"capture is off: {self._breaker.reason}")
+                self._fail(capture, item.reason)
 
     def _write(self, step: Step) -> None:
         began = time.perf_counter()

@@ -1,0 +1,87 @@
+"""Weights that change while the engine serves: the fingerprint follows, and no sample mixes two."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.engine.capturing import (
+    LAYERS,
+    assert_equals_reference,
+    capture,
+    capture_files,
+    complete,
+    post,
+    prompt,
+    status,
+    until,
+    until_capturing,
+)
+from tests.engine.checkpoints import tiny_llama
+from tests.engine.launch import Engine, launch
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    args, env = ["--max-model-len", "2048"], {"VLLM_SERVER_DEV_MODE": "1"}
+    with launch(tiny_llama(), layers=LAYERS, tensor_parallel_size=2, args=args, env=env) as running:
+        until_capturing(running)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama after some training: every matrix a little different."""
+    from safetensors.torch import load_file, save_file
+
+    directory = tmp_path_factory.mktemp("trained") / "llama"
+    shutil.copytree(tiny_llama(), directory)
+    tensors = load_file(directory / "model.safetensors")
+    changed = {name: tensor * 1.25 if tensor.dim() > 1 else tensor for name, tensor in tensors.items()}
+    save_file(changed, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def reload(engine: Engine, checkpoint: Path) -> None:
+    body: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}}
+    answer = httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+
+
+def test_captures_follow_reloaded_weights_with_a_fingerprint_of_their_own(
+    engine: Engine, trained: Path
+) -> None:
+    old = status(engine)["fingerprint_id"]
+    before = complete(engine, prompt(40, 1))["token_ids"]
+    reload(engine, trained)
+    until(lambda: status(engine)["capture"] == "on" and status(engine)["fingerprint_id"] != old)
+    assert status(engine)["canary"]["weights_epoch"] == 1
+    assert complete(engine, prompt(40, 1))["token_ids"] != before
+    assert_equals_reference(trained, capture(engine, prompt=prompt(300, 2), max_tokens=9, ignore_eos=True))
+    reload(engine, tiny_llama())
+    until(lambda: status(engine)["capture"] == "on" and status(engine)["canary"]["weights_epoch"] == 2)
+    assert status(engine)["fingerprint_id"] == old
+    assert_equals_reference(tiny_llama(), capture(engine, prompt=prompt(300, 2), max_tokens=9))
+
+
+def test_a_capture_that_straddles_a_change_fails_and_leaves_nothing(engine: Engine, trained: Path) -> None:
+    answers: list[httpx.Response] = []
+    body = {"prompt": prompt(300, 3), "max_tokens": 1500, "ignore_eos": True}
+    client = threading.Thread(target=lambda: answers.append(post(engine, **body)))
+    client.start()
+    until(lambda: any(name.endswith(".part") for name in capture_files(engine)))
+    reload(engine, trained)
+    client.join()
+    (answer,) = answers
+    assert answer.status_code == 500 and "weights changed while it ran" in answer.text
+    until_capturing(engine)
+    until(lambda: capture_files(engine) == [])
+    reload(engine, tiny_llama())
+    until_capturing(engine)
