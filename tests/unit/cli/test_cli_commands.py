@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from taphouse.cli import waiting
+from taphouse.cli import dataset, waiting
 from taphouse.cli.jobs import STATES
 from taphouse.shards import open_shard
 from taphouse.wire import Check, ExtractRequest, Job, JobList, JobRequest, JobState, QueueStatus, ShardList
@@ -46,9 +46,20 @@ def test_extract_takes_prompts_from_stdin_and_rows_from_a_file(cli, api, tmp_pat
     assert ExtractRequest.model_validate_json(api.bodies[-1]).rows[0].id == "7"
 
 
+def test_extract_sends_a_prompt_through_the_chat_template_when_told(cli, api):
+    assert cli("extract", "one", "two", "--chat").exit_code == 0
+    rows = ExtractRequest.model_validate_json(api.bodies[-1]).rows
+    assert [row.messages for row in rows] == [
+        [{"role": "user", "content": "one"}],
+        [{"role": "user", "content": "two"}],
+    ]
+    assert [row.prompt for row in rows] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (["extract", "--chat", "-f", "rows.jsonl"], "--chat is for prompts"),
         (["extract"], "all prompts are empty"),
         (["extract", "x", "-f", "rows.jsonl"], "prompts and a file"),
         (["extract", "x", "--layers", "a,b"], "--layers"),
@@ -159,10 +170,54 @@ def test_dry_run_names_the_lines_that_are_no_rows(cli, api, tmp_path):
     assert api.requests == []
 
 
+BAD_ROWS = ({"prompt": "a"}, "{not json", {"question": "?"}, "", {"prompt": ""}, {"text": 3})
+
+
+def test_enqueue_names_the_first_bad_rows_of_a_file_and_sends_nothing(cli, api, tmp_path):
+    rows = write_rows(tmp_path / "d.jsonl", *BAD_ROWS)
+    result = cli("enqueue", str(rows), "-o", "json")
+    assert result.exit_code == 2 and api.requests == [] and result.stdout == ""
+    assert "4 of 5 rows are no rows: line 2: not JSON" in result.stderr and "line 3: " in result.stderr
+    assert "line 5: " in result.stderr and "and 1 more" in result.stderr
+    assert "--allow-bad-rows" in result.stderr and result.stderr.count("\n") == 1
+    assert cli("enqueue", str(rows), "--max-samples", "1").exit_code == 0
+    assert api.bodies[-1] == b'{"prompt": "a"}\n'
+    assert cli("enqueue", str(rows), "--allow-bad-rows").exit_code == 0
+    assert api.bodies[-1] == rows.read_bytes()
+    assert cli("enqueue", str(rows), "--dry-run", "--allow-bad-rows").exit_code == 0
+
+
+def test_enqueue_stops_at_the_first_bad_row_of_stdin(cli, api, tmp_path):
+    rows = write_rows(tmp_path / "d.jsonl", *BAD_ROWS).read_bytes()
+    result = cli("enqueue", "-", stdin=rows)
+    assert result.exit_code == 2 and "line 2 is no row: not JSON" in result.stderr
+    assert api.requests == []
+    assert cli("enqueue", "-", "--allow-bad-rows", stdin=rows).exit_code == 0
+    assert api.bodies[-1] == rows
+
+
+def test_a_dataset_is_checked_as_the_service_reads_it(cli, api, tmp_path):
+    rows = tmp_path / "d.jsonl"
+    rows.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
+    assert cli("enqueue", str(rows)).exit_code == 0 and api.bodies[-1] == rows.read_bytes()
+    rows.write_bytes('{"prompt": "a"}'.encode("utf-16"))
+    assert "not UTF-8" in cli("enqueue", str(rows)).stderr
+    rows.write_bytes(b"")
+    assert "holds no rows" in cli("enqueue", str(rows)).stderr and len(api.requests) == 1
+
+
+def test_a_line_without_an_end_is_not_gathered_in_memory(cli, api, tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset, "LINE_BYTES", 1000)
+    rows = write_rows(tmp_path / "d.jsonl", {"prompt": "a"}, {"prompt": "x" * 2000})
+    result = cli("enqueue", str(rows))
+    assert result.exit_code == 2 and "line 2 is over 1000 bytes" in result.stderr and api.requests == []
+
+
 @pytest.mark.parametrize(
     "args",
     [
         ["enqueue"],
+        ["enqueue", "--server-path", "b.jsonl", "--allow-bad-rows"],
         ["enqueue", "a.jsonl", "--server-path", "b.jsonl"],
         ["enqueue", "--server-path", "b.jsonl", "--dry-run"],
         ["enqueue", "--server-path", "b.jsonl", "--max-samples", "3"],
@@ -299,8 +354,23 @@ def test_get_fetches_checks_and_never_overwrites(cli, api, make):
     assert cli("shards", "get", "a.safetensors").exit_code == 2
     assert cli("shards", "get", "a.safetensors", "--force").stdout == "a.safetensors\n"
     assert cli("shards", "get", "a.safetensors", "--out", "copy.safetensors").exit_code == 0
-    assert cli("shards", "get", "a.safetensors", "b.safetensors", "--out", "no-such-dir").exit_code == 2
+    assert cli("shards", "get", "a", "b", "--out", "copy.safetensors", "--force").exit_code == 2
     assert cli("shards", "get", "z.safetensors").exit_code == 4
+
+
+def test_get_makes_the_directory_and_takes_names_without_the_suffix(cli, api, make):
+    api.files = {"a.safetensors": make("shard"), "b.safetensors": make("shard", batch=1)}
+    result = cli("shards", "get", "a", "b.safetensors", "b", "--out", "new/dir")
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in Path("new/dir").iterdir()) == ["a.safetensors", "b.safetensors"]
+    assert cli("shards", "get", "a", "--out", "other").exit_code == 0
+    assert Path("other/a.safetensors").read_bytes() == api.files["a.safetensors"]
+    assert cli("shards", "get", "a", "--out", "third/mine.safetensors").exit_code == 0
+    assert Path("third/mine.safetensors").is_file()
+    Path("file").write_text("mine")
+    for out in ("file", "file/below"):
+        refused = cli("shards", "get", "b", "a", "--out", out, "--force")
+        assert refused.exit_code == 2 and refused.stderr.count("\n") == 1
 
 
 def test_get_of_a_changed_body_leaves_nothing(cli, api, make):

@@ -5,10 +5,11 @@ Rows are read one line at a time; nothing holds a dataset in memory.
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,11 +21,30 @@ from pydantic import ValidationError
 from taphouse.cli.exits import UsageProblem
 from taphouse.wire import Row
 
-__all__ = ["DatasetReport", "RowProblem", "inspect_rows", "open_dataset", "parse_row", "rows_of", "take"]
+__all__ = [
+    "DatasetReport",
+    "RowProblem",
+    "checked",
+    "inspect_rows",
+    "lines_of",
+    "open_dataset",
+    "parse_row",
+    "refuse_bad",
+    "rows_of",
+    "take",
+]
 
 STDIN = "-"
 PROBLEMS_KEPT = 20
+PROBLEMS_NAMED = 3
 BLOCK_BYTES = 1 << 18
+LINE_BYTES = 64 << 20
+"""A line over this is no row anywhere, and isn't read whole."""
+
+SEND_ANYWAY = (
+    "correct them, or send them with --allow-bad-rows: they fail one by one, but a line that is no "
+    "JSON object is always refused"
+)
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -69,8 +89,31 @@ def open_dataset(source: str) -> Iterator[tuple[BinaryIO, int | None]]:
         yield file, path.stat().st_size if path.is_file() else None
 
 
-def take(lines: Iterable[bytes], limit: int) -> Iterator[bytes]:
-    """The first `limit` rows in blocks of some lines; blank lines don't count and are left out."""
+def lines_of(file: BinaryIO, progress: Callable[[int], None] | None = None) -> Iterator[bytes]:
+    """Lines of a dataset, without the byte order mark that some editors begin a file with.
+
+    `progress` is told the number of bytes read since it was last told, now and then.
+
+    Raises:
+        UsageProblem: a line is over `LINE_BYTES`.
+    """
+    number = untold = 0
+    while line := file.readline(LINE_BYTES + 1):
+        number, untold = number + 1, untold + len(line)
+        if len(line) > LINE_BYTES:
+            raise UsageProblem(
+                f"line {number} is over {LINE_BYTES} bytes", "write one JSON object a line, and shorter ones"
+            )
+        if progress is not None and untold >= BLOCK_BYTES:
+            progress(untold)
+            untold = 0
+        yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+    if progress is not None:
+        progress(untold)
+
+
+def take(lines: Iterable[bytes], limit: int | None) -> Iterator[bytes]:
+    """The first `limit` rows (None: all) in blocks of some lines; blank lines are left out."""
     block = bytearray()
     for line in islice((line for line in lines if line.strip()), limit):
         block += line if line.endswith(b"\n") else line + b"\n"
@@ -88,7 +131,7 @@ def parse_row(line: bytes, generate: bool = False) -> Row:
         ValueError: with a reason for people, as the service would refuse it.
     """
     try:
-        value = json.loads(line)
+        value = json.loads(line.decode())  # of bytes it would guess the encoding
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -159,6 +202,37 @@ def inspect_rows(lines: Iterable[bytes], limit: int | None = None, generate: boo
     return report
 
 
+def refuse_bad(report: DatasetReport, source: str) -> None:
+    """Nothing for a dataset whose rows are all usable.
+
+    Raises:
+        UsageProblem: some are not, with the first of them named, or there is none at all.
+    """
+    if report.bad:
+        named = "; ".join(f"line {p.line}: {p.reason}" for p in report.problems[:PROBLEMS_NAMED])
+        more = f"; and {report.bad - PROBLEMS_NAMED} more" if report.bad > PROBLEMS_NAMED else ""
+        raise UsageProblem(
+            f"{report.bad} of {report.bad + report.rows} rows are no rows: {named}{more}", SEND_ANYWAY
+        )
+    if not report.rows:
+        raise UsageProblem(f"{source} holds no rows", "write one JSON object a line")
+
+
+def checked(lines: Iterable[bytes], generate: bool = False) -> Iterator[bytes]:
+    """The same lines, for a dataset that can be read only once.
+
+    Raises:
+        UsageProblem: at the first line that is no row.
+    """
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                parse_row(line, generate)
+            except ValueError as error:
+                raise UsageProblem(f"line {number} is no row: {error}", SEND_ANYWAY) from error
+        yield line
+
+
 def rows_of(source: str, limit: int | None = None) -> list[Row]:
     """All rows of a small file, or of stdin for `-`.
 
@@ -167,7 +241,7 @@ def rows_of(source: str, limit: int | None = None) -> list[Row]:
     """
     rows: list[Row] = []
     with open_dataset(source) as (file, _):
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(lines_of(file), start=1):
             if limit is not None and len(rows) >= limit:
                 break
             if not line.strip():

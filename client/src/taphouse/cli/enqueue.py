@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -40,6 +42,13 @@ def enqueue(
     max_samples: Annotated[
         int | None, typer.Option(min=1, help="Send only the first rows.", show_default=False)
     ] = None,
+    allow_bad_rows: Annotated[
+        bool,
+        typer.Option(
+            "--allow-bad-rows",
+            help="Send rows too that can't become prompts; the job counts each as failed.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check every row and option here, and send nothing.")
     ] = False,
@@ -71,6 +80,8 @@ def enqueue(
 ) -> None:
     """Queue a dataset for extraction; prints the job.
 
+    Rows are checked here first: a file before anything is sent, stdin while it is sent.
+
     taphouse enqueue dataset.jsonl --max-tokens 512 --wait --fail-on-error
     zcat big.jsonl.gz | taphouse enqueue - --name big
     """
@@ -89,39 +100,60 @@ def enqueue(
     )
     if (dataset is None) == (server_path is None):
         raise UsageProblem("give one dataset", "name a JSONL file, `-` for stdin, or --server-path")
-    if server_path is not None and (dry_run or max_samples is not None):
-        raise UsageProblem("--dry-run and --max-samples need the rows here", "leave --server-path out")
+    if server_path is not None and (dry_run or allow_bad_rows or max_samples is not None):
+        raise UsageProblem(
+            "--dry-run, --allow-bad-rows and --max-samples need the rows here",
+            "leave them out, or --server-path",
+        )
     if fail_on_error and not wait:
         raise UsageProblem("--fail-on-error needs --wait", "add --wait")
     if dry_run:
-        _check(session, str(dataset), options, max_samples)
+        _check(session, str(dataset), options, limit=max_samples, allow_bad=allow_bad_rows)
         return
     with session.client() as client:
         if server_path is not None:
             job = client.enqueue_path(server_path, options, name=name or _name_of(server_path))
         else:
-            job = _upload(session, client, str(dataset), options, name=name, limit=max_samples)
+            upload = _Upload(str(dataset), options, name, max_samples, allow_bad_rows)
+            job = upload.run(session, client)
         _report(session, client, job, wait, fail_on_error)
 
 
-def _upload(
-    session: Session,
-    client: Taphouse,
-    dataset: str,
-    options: JobOptions,
-    *,
-    name: str | None,
-    limit: int | None,
-) -> Job:
-    from taphouse.cli.dataset import STDIN, open_dataset, take
-    from taphouse.cli.terminal import bytes_bar
+@dataclass(frozen=True)
+class _Upload:
+    """A dataset of this side on its way: `limit` rows of it, or all."""
 
-    name = name or (None if dataset == STDIN else _name_of(dataset))
-    with (
-        open_dataset(dataset) as (file, total),
-        bytes_bar(session.err, "uploading", total if limit is None else None) as step,
-    ):
-        return client.enqueue(file if limit is None else take(file, limit), options, name=name, progress=step)
+    dataset: str
+    options: JobOptions
+    name: str | None
+    limit: int | None
+    allow_bad: bool
+
+    def run(self, session: Session, client: Taphouse) -> Job:
+        """Check and send. A regular file is read twice; what can be read once is checked as it goes."""
+        from taphouse.cli.dataset import STDIN, checked, lines_of, open_dataset, take
+        from taphouse.cli.terminal import bytes_bar
+
+        name = self.name or (None if self.dataset == STDIN else _name_of(self.dataset))
+        with open_dataset(self.dataset) as (file, total):
+            if total is not None and not self.allow_bad:
+                self._check(session, file, total)
+            chunks: BinaryIO | Iterator[bytes] = file
+            if total is None and not self.allow_bad:
+                chunks = take(checked(lines_of(file), self.options.max_tokens > 1), self.limit)
+            elif self.limit is not None:
+                chunks = take(lines_of(file), self.limit)
+            with bytes_bar(session.err, "uploading", total if self.limit is None else None) as step:
+                return client.enqueue(chunks, self.options, name=name, progress=step)
+
+    def _check(self, session: Session, file: BinaryIO, total: int) -> None:
+        from taphouse.cli.dataset import inspect_rows, lines_of, refuse_bad
+        from taphouse.cli.terminal import bytes_bar
+
+        with bytes_bar(session.err, "checking", total if self.limit is None else None) as step:
+            report = inspect_rows(lines_of(file, step), self.limit, generate=self.options.max_tokens > 1)
+        refuse_bad(report, self.dataset)
+        file.seek(0)
 
 
 def _name_of(path: str) -> str | None:
@@ -144,13 +176,15 @@ def _report(session: Session, client: Taphouse, job: Job, wait: bool, fail_on_er
     raise_for_outcome(job, fail_on_error)
 
 
-def _check(session: Session, dataset: str, options: JobOptions, limit: int | None) -> None:
+def _check(
+    session: Session, dataset: str, options: JobOptions, *, limit: int | None, allow_bad: bool
+) -> None:
     """Read every row, say what is there, and send nothing."""
     from taphouse.cli import render
-    from taphouse.cli.dataset import inspect_rows, open_dataset
+    from taphouse.cli.dataset import inspect_rows, lines_of, open_dataset, refuse_bad
 
     with open_dataset(dataset) as (file, _):
-        report = inspect_rows(file, limit, generate=options.max_tokens > 1)
+        report = inspect_rows(lines_of(file), limit, generate=options.max_tokens > 1)
     batches = -(-report.rows // options.batch_size)
     document = {
         "dry_run": True,
@@ -163,9 +197,5 @@ def _check(session: Session, dataset: str, options: JobOptions, limit: int | Non
         "problems": [{"line": p.line, "reason": p.reason} for p in report.problems],
     }
     session.show(document, lambda: render.dry_run(report, options, batches))
-    if report.bad:
-        raise UsageProblem(
-            f"{report.bad} of {report.bad + report.rows} rows are no rows", "correct the lines named"
-        )
-    if not report.rows:
-        raise UsageProblem(f"{dataset} holds no rows", "write one JSON object a line")
+    if not (report.bad and allow_bad):
+        refuse_bad(report, dataset)

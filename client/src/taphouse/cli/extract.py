@@ -42,6 +42,10 @@ def extract(
             show_default=False,
         ),
     ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Send each prompt as a user's message, through the chat template."),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -63,7 +67,10 @@ def extract(
 ) -> None:
     """Extract the hidden states of a few prompts at once, into one shard file.
 
+    A prompt is sent as it stands, without a chat template: see --chat.
+
     taphouse extract "The capital of France is"
+    taphouse extract --chat "What is the capital of France?" --max-tokens 64
     taphouse extract -f rows.jsonl --max-tokens 64 --out few.safetensors
     """
     from taphouse.cli import render
@@ -80,7 +87,7 @@ def extract(
         priority=priority,
         chat_template_kwargs=template_arguments(chat_template_kwargs),
     )
-    rows = _rows(prompts, file)
+    rows = _rows(prompts, file, chat)
     _check_target(out, force)
     with session.client() as client, items_bar(session.err, f"extracting {len(rows)} rows", None):
         body = client.extract(rows, options)
@@ -90,12 +97,13 @@ def extract(
     session.show(facts, lambda: render.extract_summary(facts))
 
 
-def _rows(prompts: list[str] | None, file: str | None) -> list[Row]:
+def _rows(prompts: list[str] | None, file: str | None, chat: bool) -> list[Row]:
     from taphouse.cli.dataset import rows_of
-    from taphouse.wire import Row
 
     if prompts and file:
         raise UsageProblem("prompts and a file of rows are given", "give one of them")
+    if file and chat:
+        raise UsageProblem("--chat is for prompts, and a file of rows is given", "write messages in its rows")
     if file:
         return rows_of(file)
     if not prompts:
@@ -104,7 +112,7 @@ def _rows(prompts: list[str] | None, file: str | None) -> list[Row]:
                 "there are no prompts", "give them as arguments, on stdin or with -f rows.jsonl"
             )
         prompts = [line.rstrip("\r\n") for line in sys.stdin]
-    rows = [Row(prompt=prompt) for prompt in prompts if prompt.strip()]
+    rows = [_row(prompt, chat) for prompt in prompts if prompt.strip()]
     try:
         "".join(prompts).encode()
     except UnicodeEncodeError as error:
@@ -112,6 +120,12 @@ def _rows(prompts: list[str] | None, file: str | None) -> list[Row]:
     if not rows:
         raise UsageProblem("all prompts are empty", "give at least one that holds text")
     return rows
+
+
+def _row(prompt: str, chat: bool) -> Row:
+    from taphouse.wire import Row
+
+    return Row(messages=[{"role": "user", "content": prompt}]) if chat else Row(prompt=prompt)
 
 
 def _check_target(out: Path | None, force: bool) -> None:

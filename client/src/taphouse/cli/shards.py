@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 PAGE = 100
+SUFFIX = ".safetensors"
 
 app = typer.Typer(
     cls=DefaultCommand,
@@ -68,19 +69,24 @@ def get(
         list[str], typer.Argument(metavar="NAME...", help="Shards to fetch.", show_default=False)
     ],
     out: Annotated[
-        Path, typer.Option(metavar="PATH", help="Directory, or a file name for one shard.")
+        Path,
+        typer.Option(
+            metavar="PATH", help="Directory, made if need be; or a file name ending in .safetensors for one."
+        ),
     ] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Fetch shards; each is checked against its checksum before it gets its name."""
+    """Fetch shards; each is checked against its checksum before it gets its name.
+
+    NAME is a shard's name with or without .safetensors.
+    """
     from taphouse.cli.terminal import bytes_bar
 
-    targets = {name: out / name if out.is_dir() else out for name in names}
-    if len(targets) > 1 and not out.is_dir():
-        raise UsageProblem(f"{out} is no directory", "make it, to fetch several shards into it")
+    targets = _targets(names, out)
     taken = [str(path) for path in targets.values() if path.exists() and not force]
     if taken:
         raise UsageProblem(f"{', '.join(taken)} exists already", "give another --out, or --force")
+    _make_directory(next(iter(targets.values())).parent)
     files = []
     with session.client() as client:
         for name, target in targets.items():
@@ -91,6 +97,25 @@ def get(
                 session.out.file.write(f"{path}\n")
     if session.json:
         session.write_json({"files": files})
+
+
+def _targets(names: list[str], out: Path) -> dict[str, Path]:
+    """Where each shard goes, by its whole name."""
+    shards = [name if name.endswith(SUFFIX) else name + SUFFIX for name in names]
+    if out.is_dir() or (out.suffix != SUFFIX and not out.exists()):
+        return {shard: out / shard for shard in shards}
+    if len(set(shards)) > 1:
+        raise UsageProblem(f"{out} is no directory", "give a directory, to fetch several shards into it")
+    return {shards[0]: out}
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageProblem(
+            f"the directory {path} can't be made: {error.strerror}", "give another place with --out"
+        ) from error
 
 
 @app.command("verify")
@@ -166,7 +191,7 @@ def shard_files(paths: list[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            files += sorted(found for found in path.rglob("*.safetensors") if found.is_file())
+            files += sorted(found for found in path.rglob(f"*{SUFFIX}") if found.is_file())
         elif path.is_file():
             files.append(path)
         else:
