@@ -256,6 +256,7 @@ class Consumer(BaseModel):
     step: int | None = None
     loss: float | None = None
     accuracy: float | None = None
+    ended: str | None = Field(default=None, description="Why it ended, when it ended as it was meant to.")
     updated_at: float | None = None
 
 

@@ -106,6 +106,21 @@ def test_a_trainer_that_fell_silent_is_marked(moment, make):
     assert "10m ago" in draw(replace(moment, status=silent))
 
 
+def test_a_trainer_that_ended_is_no_alarm(moment, make):
+    def styles(status: QueueStatus) -> str:
+        console = Console(file=io.StringIO(), width=100, force_terminal=True)
+        console.print(watch_view(replace(moment, status=status), 100, 50))
+        return console.file.getvalue()
+
+    [consumer] = make("status").consumers
+    old = {"updated_at": NOW - 600}
+    silent = make("status", consumers=[consumer.model_copy(update=old)])
+    ended = make("status", consumers=[consumer.model_copy(update={**old, "ended": "data ended"})])
+    assert "\x1b[31m" in styles(silent) and "\x1b[31m" not in styles(ended)
+    assert "10m ago: data ended" in draw(replace(moment, status=ended))
+    assert "ended (data ended)" in watch_line(replace(moment, status=ended))
+
+
 def test_the_api_went_away(moment):
     gone = replace(moment, now=NOW + 42, problem="can't reach http://api")
     text = draw(gone)

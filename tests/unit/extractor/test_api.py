@@ -292,6 +292,10 @@ def test_doctor_names_each_broken_link(serve: Serve) -> None:
     )
     assert [check for check in service.client.doctor() if not check.ok] == []
     assert service.client.queue().consumers[0].loss == 2.5
+    ended = {"cursor": 0, "updated_at": 0.0, "step": 420, "ended": "limit reached"}
+    put_json(service.bench.store, "consumers/trainer.json", ended)
+    [check] = [check for check in service.client.doctor() if check.check == "consumer trainer"]
+    assert check.ok and "ended at step 420 (limit reached)" in check.detail and check.advice is None
 
     service.bench.leases.alive = {}
     service.bench.tap.off = "a rank is silent"

@@ -21,9 +21,11 @@ def test_a_loss_that_is_not_finite_is_recorded_as_none(tmp_path: Path) -> None:
     progress = Progress(store, Ledger(store), name="t", steps=StepLog(log), metrics=Metrics(), refused=[])
     entry = {"step": 1, "loss": float("nan"), "accuracy": [0.0], "lr": 1.0, "tokens": 4, "ids": ["a"]}
     progress.trained(entry, Position(), (1, 4), finite=False)
+    assert read_json(store, "consumers/t.json")["ended"] is None
     progress.evaluated(1, float("inf"), [0.0], 1)
     progress.close("stopped")
     record = read_json(store, "consumers/t.json")
+    assert record["ended"] == "stopped"
     assert (record["step"], record["loss"], record["held_out_loss"]) == (1, None, None)
     assert [json.loads(line)["loss"] for line in log.read_text().splitlines()] == [None, None]
     json.dumps(progress.health(), allow_nan=False)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from taphouse.cli.render import facts_grid, plain, table
 from taphouse.cli.units import age, count, duration, milliseconds, per_second, ratio, size
-from taphouse.wire import Engine, QueueStatus, Rate
+from taphouse.wire import Consumer, Engine, QueueStatus, Rate
 
 __all__ = [
     "LATENCY_NOTE",
@@ -17,6 +17,7 @@ __all__ = [
     "depth_text",
     "engine_problem",
     "extraction_state",
+    "heard",
     "number_text",
     "queue_view",
     "rate_text",
@@ -154,9 +155,15 @@ def _consumers(status: QueueStatus, now: float) -> RenderableType:
             *(number_text(value) for value in (consumer.cursor, consumer.lag, consumer.epoch, consumer.step)),
             "–" if consumer.loss is None else f"{consumer.loss:.3f}",
             "–" if consumer.accuracy is None else f"{consumer.accuracy:.1%}",
-            age(consumer.updated_at, now),
+            f"ended {heard(consumer, now)}" if consumer.ended else heard(consumer, now),
         )
     return result
+
+
+def heard(consumer: Consumer, now: float) -> str:
+    """When a consumer last spoke, and why it ended where it did."""
+    when = age(consumer.updated_at, now)
+    return f"{when}: {consumer.ended}" if consumer.ended else when
 
 
 def number_text(value: float | None) -> str:

@@ -16,6 +16,7 @@ from taphouse.cli.render_queue import (
     capture_text,
     engine_problem,
     extraction_state,
+    heard,
     number_text,
 )
 from taphouse.cli.units import age, count, duration, milliseconds, per_second, ratio, size, spark
@@ -129,7 +130,7 @@ def _consumer_line(consumer: Consumer) -> str:
     accuracy = "–" if consumer.accuracy is None else f"{consumer.accuracy:.1%}"
     return (
         f"{consumer.name} step {number_text(consumer.step)} loss {loss} accuracy {accuracy} "
-        f"lag {number_text(consumer.lag)}"
+        f"lag {number_text(consumer.lag)}{f' ended ({consumer.ended})' if consumer.ended else ''}"
     )
 
 
@@ -255,7 +256,8 @@ def _trainer_panel(moment: Moment) -> Panel:
     parts: list[RenderableType] = []
     stale = False
     for consumer in consumers:
-        old = consumer.updated_at is not None and moment.now - consumer.updated_at > STALE_AFTER_S
+        silent = consumer.updated_at is not None and moment.now - consumer.updated_at > STALE_AFTER_S
+        old = silent and consumer.ended is None
         stale = stale or old
         facts: list[tuple[str, RenderableType]] = [("name", plain(consumer.name))] if several else []
         facts += [
@@ -263,7 +265,10 @@ def _trainer_panel(moment: Moment) -> Panel:
             ("accuracy", "–" if consumer.accuracy is None else f"{consumer.accuracy:.1%}"),
             ("step", f"{number_text(consumer.step)}, epoch {number_text(consumer.epoch)}"),
             ("lag", _lag(consumer)),
-            ("heard", Text(age(consumer.updated_at, moment.now), "bold red" if old else "")),
+            (
+                "ended" if consumer.ended else "heard",
+                Text(heard(consumer, moment.now), "bold red" if old else ""),
+            ),
         ]
         parts.append(facts_grid(facts))
     name = consumers[0].name

@@ -13,7 +13,7 @@ import redis
 
 from taphouse.errors import TaphouseError
 from taphouse.store import Store
-from taphouse.wire import Check, Worker
+from taphouse.wire import Check, Consumer, Worker
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.errors import EngineError
 from taphouse_extractor.gate import Gate
@@ -133,19 +133,22 @@ class Doctor:
             return [Check(check="consumers", ok=False, detail=error.message, advice=error.advice or None)]
         if not consumers:
             return [Check(check="consumers", ok=True, detail="no trainer has followed the ledger yet")]
-        checks = []
-        for consumer in consumers:
-            age = time.time() - (consumer.updated_at or 0.0)
-            quiet = age > QUIET_CONSUMER_S
-            checks.append(
-                Check(
-                    check=f"consumer {consumer.name}",
-                    ok=not quiet,
-                    detail=f"at entry {consumer.cursor}, {consumer.lag} behind, heard of {age:.0f} s ago",
-                    advice="Is the trainer running? It says where it is every few seconds" if quiet else None,
-                )
-            )
-        return checks
+        return [_consumer(consumer, time.time()) for consumer in consumers]
+
+
+def _consumer(consumer: Consumer, now: float) -> Check:
+    name, age = f"consumer {consumer.name}", now - (consumer.updated_at or 0.0)
+    where = f"at entry {consumer.cursor}, {consumer.lag} behind"
+    if consumer.ended is not None:
+        ended = f"ended at step {consumer.step} ({consumer.ended}), {where}, {age:.0f} s ago"
+        return Check(check=name, ok=True, detail=ended)
+    quiet = age > QUIET_CONSUMER_S
+    return Check(
+        check=name,
+        ok=not quiet,
+        detail=f"{where}, heard of {age:.0f} s ago",
+        advice="Is the trainer running? It says where it is every few seconds" if quiet else None,
+    )
 
 
 def _engine(url: str, status: dict[str, Any]) -> Check:

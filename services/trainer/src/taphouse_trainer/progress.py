@@ -85,7 +85,7 @@ class Progress:
         self._last_step_at = time.monotonic()
         self._record: dict[str, Any] = {
             "name": name, "phase": "starting", "pid": os.getpid(), "cursor": 0, "epoch": 0, "step": 0,
-            "samples": 0, "tokens": 0, "loss": None, "accuracy": None, "held_out_loss": None,
+            "samples": 0, "tokens": 0, "loss": None, "accuracy": None, "held_out_loss": None, "ended": None,
         }  # fmt: skip
 
     def health(self) -> dict[str, Any]:
@@ -177,9 +177,9 @@ class Progress:
         log.info("step %d: saved %s", step, path)
         self._last_step_at = time.monotonic()
 
-    def close(self, phase: str) -> None:
-        """The last word."""
-        self._record["phase"] = phase
+    def close(self, ending: str) -> None:
+        """The last word: why training ended, as it was meant to."""
+        self._record["phase"] = self._record["ended"] = ending
         self._publish(now=True)
 
     def _accuracies(self, kind: str, accuracy: Sequence[float]) -> None:
