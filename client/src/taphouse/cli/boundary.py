@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from taphouse.cli.clean import clean
 from taphouse.cli.exits import CliError, ExitCode
 
 __all__ = ["Boundary", "DefaultCommand"]
@@ -83,7 +84,7 @@ def _guarded(run: Callable[[], int], debug: bool) -> int:
         return ExitCode.INTERRUPTED
     except Exception as error:
         if debug:
-            traceback.print_exc()
+            print(clean(traceback.format_exc()), file=sys.stderr)
         message, advice, code = describe(error)
         _say(message, advice)
         return code
@@ -143,7 +144,7 @@ def _say(message: str, advice: str | None) -> None:
     line = " ".join(message.split())
     if advice:
         line = f"{line} · do this: {' '.join(advice.split())}"
-    print(f"error: {line}", file=sys.stderr, flush=True)
+    print(clean(f"error: {line}"), file=sys.stderr, flush=True)
 
 
 def _discard_stdout() -> None:

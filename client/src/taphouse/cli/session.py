@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import typer
 
+from taphouse.cli.clean import clean
 from taphouse.cli.options import CONNECTION, OUTPUT, OutputForm
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class Session:
         data = document if isinstance(document, dict) else document.model_dump(mode="json")
         plain = not self.out.encoding.startswith("utf")
         self.out.file.write(json.dumps(data, indent=indent, ensure_ascii=plain) + "\n")
+        self.out.file.flush()
+
+    def line(self, text: str) -> None:
+        """Write one line to stdout at once, neither wrapped nor read as markup."""
+        self.out.file.write(f"{clean(' '.join(text.split()))}\n")
         self.out.file.flush()
 
     def note(self, text: str) -> None:

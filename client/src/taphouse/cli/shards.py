@@ -94,7 +94,7 @@ def get(
                 path = client.download(name, target, progress=step)
             files.append({"shard": name, "path": str(path), "bytes": path.stat().st_size})
             if not session.json:
-                session.out.file.write(f"{path}\n")
+                session.out.print(str(path), markup=False, soft_wrap=True)
     if session.json:
         session.write_json({"files": files})
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import IO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -20,8 +21,11 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.segment import Segment
 
-__all__ = ["Step", "bytes_bar", "consoles", "items_bar"]
+from taphouse.cli.clean import clean
+
+__all__ = ["SafeConsole", "Step", "bytes_bar", "consoles", "items_bar"]
 
 Step = Callable[[int], None]
 """Of a bar of bytes: called with how many more are done. Of a bar of items: with how many are done in all."""
@@ -30,12 +34,24 @@ PIPE_WIDTH = 250
 """Columns of a table whose reader is a program: wide enough that nothing is cut."""
 
 
-def consoles() -> tuple[Console, Console]:
+class SafeConsole(Console):
+    """A console that sends a terminal its own control codes and nobody else's: all text is cleaned here."""
+
+    def __init__(self, file: IO[str], width: int | None = None) -> None:
+        super().__init__(file=file, width=width, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What is printed, in pieces; rich's control codes are pieces of their own."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=clean(segment.text))
+
+
+def consoles() -> tuple[SafeConsole, SafeConsole]:
     """Consoles on stdout and stderr as they are now."""
-    out = Console(file=sys.stdout, highlight=False)
+    out = SafeConsole(sys.stdout)
     if not out.is_terminal:
-        out = Console(file=sys.stdout, highlight=False, width=PIPE_WIDTH)
-    return out, Console(file=sys.stderr, highlight=False)
+        out = SafeConsole(sys.stdout, PIPE_WIDTH)
+    return out, SafeConsole(sys.stderr)
 
 
 @contextmanager

@@ -44,8 +44,7 @@ def watch(
                 if session.json:
                     session.write_json(_document(moment), indent=None)
                 else:
-                    session.out.file.write(watch_line(moment) + "\n")
-                    session.out.file.flush()
+                    session.line(watch_line(moment))
                 time.sleep(interval)
         else:
             _live(session, client, start, interval)
@@ -72,7 +71,7 @@ def _once(session: Session, moment: Moment) -> None:
     elif session.out.is_terminal:
         session.out.print(watch_view(moment, *session.out.size))
     else:
-        session.out.file.write(watch_line(moment) + "\n")
+        session.line(watch_line(moment))
 
 
 def _next(client: Taphouse, before: Moment) -> Moment:
