@@ -25,6 +25,7 @@ from taphouse.errors import (
     ApiError,
     BadRequest,
     ChecksumMismatch,
+    Conflict,
     NotFound,
     TooBusy,
     TooLarge,
@@ -61,8 +62,8 @@ Source = Path | BinaryIO | Iterable[bytes]
 class Taphouse:
     """One extractor service at `base_url`; `token` is its bearer token, `timeout` seconds without any answer.
 
-    `extract_timeout` is the same for `extract`, which waits for the engine, and for `enqueue`, which waits
-    until every batch is on disk. `transport` replaces the network.
+    `extract_timeout`, or `timeout` where that is longer, is the same for `extract`, which waits for the
+    engine, and for `enqueue`, which waits until every batch is on disk. `transport` replaces the network.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class Taphouse:
         headers = {"User-Agent": f"taphouse/{__version__}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        self._extract_timeout = extract_timeout
-        self._upload_timeout = httpx.Timeout(timeout, read=max(timeout, extract_timeout))
+        self._timeout, self._extract_timeout = timeout, max(timeout, extract_timeout)
+        self._upload_timeout = httpx.Timeout(timeout, read=self._extract_timeout)
         self._http = httpx.Client(
             base_url=base_url.rstrip("/"), headers=headers, timeout=timeout, transport=transport
         )
@@ -196,7 +197,7 @@ class Taphouse:
 
     def doctor(self) -> list[Check]:
         """What the service finds when it looks at each of its links."""
-        answer = self._send("GET", "/v1/doctor", timeout=60.0)
+        answer = self._send("GET", "/v1/doctor", timeout=max(60.0, self._timeout))
         try:
             return TypeAdapter(list[Check]).validate_json(answer.content)
         except ValidationError as error:
@@ -241,9 +242,14 @@ _ERRORS: dict[int, type[ApiError]] = {
     401: Unauthorized,
     403: Unauthorized,
     404: NotFound,
+    409: Conflict,
     413: TooLarge,
     429: TooBusy,
 }
+
+
+_PROXIES = (401, 403, 413, 429)
+"""What also a proxy before Taphouse's API answers, in its own words."""
 
 
 def _raise_for(answer: httpx.Response) -> None:
@@ -255,7 +261,9 @@ def _raise_for(answer: httpx.Response) -> None:
         return
     try:
         detail = ErrorBody.model_validate_json(answer.content).error
-    except ValidationError:
+    except ValidationError as error:
+        if status < 500 and status not in _PROXIES:
+            raise _not_taphouse(answer) from error
         detail = ErrorDetail(message=f"HTTP {status} without an explanation", type="unknown")
     kind = _ERRORS.get(status, BadRequest if status < 500 else Unavailable)
     raise kind(

@@ -19,6 +19,7 @@
     │   ├── BadRequest                        400, 422
     │   ├── Unauthorized                      401, 403
     │   ├── NotFound                          404
+    │   ├── Conflict                          409
     │   ├── TooLarge                          413
     │   ├── TooBusy                           429, with `retry_after`
     │   └── Unavailable                       5xx
@@ -191,6 +192,10 @@ class Unauthorized(ApiError):
 
 class NotFound(ApiError):
     """404: no such job, shard or route."""
+
+
+class Conflict(ApiError):
+    """409: the job's state doesn't allow it."""
 
 
 class TooLarge(ApiError):

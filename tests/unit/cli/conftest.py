@@ -145,8 +145,8 @@ class FakeApi(httpx.BaseTransport):
     version: str = "0.1.0"
     down: bool = False
     corrupt: bool = False
-    refuse: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Path → status and message of an error to answer with."""
+    refuse: dict[str, tuple[int, str] | tuple[int, str, str]] = field(default_factory=dict)
+    """Path → status, message and `param` of an error to answer with."""
     requests: list[httpx.Request] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
 
@@ -216,8 +216,8 @@ def _json(model: Any, status: int = 200) -> httpx.Response:
     return httpx.Response(status, json=model.model_dump(mode="json"))
 
 
-def _error(status: int, message: str) -> httpx.Response:
-    return httpx.Response(status, json={"error": {"message": message, "type": "test"}})
+def _error(status: int, message: str, param: str | None = None) -> httpx.Response:
+    return httpx.Response(status, json={"error": {"message": message, "type": "test", "param": param}})
 
 
 def _file(body: bytes, corrupt: bool) -> httpx.Response:

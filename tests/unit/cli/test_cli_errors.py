@@ -35,6 +35,55 @@ def test_every_refusal_is_one_line_and_its_exit_code(cli, api, status, exit_code
     assert advice in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "path", "answer", "exit_code", "advice"),
+    [
+        (
+            "jobs cancel job-a", "/v1/jobs/job-a/cancel", (409, "job job-a is done already", "job_id"),
+            4, "leave it: it has ended, as `taphouse jobs` shows",
+        ),
+        ("jobs job-a", "/v1/jobs/job-a", (404, "no", "job_id"), 4, "see what there is with `taphouse jobs`"),
+        ("shards get a", "/v1/shards/a.safetensors", (404, "no", "name"), 4,
+         "see what there is with `taphouse shards`"),
+        ("queue", "/v1/queue", (404, "Not Found"), 4,
+         "check --api-url, and that this command is of the service's version"),
+        ("enqueue -", "/v1/jobs", (413, "over 9 bytes", "body"), 4, "queue it in parts"),
+        ("enqueue -", "/v1/jobs", (413, "line 3 is over 9 bytes", "line 3"), 4,
+         "shorten that row, or leave it out"),
+        ("extract x", "/v1/extract", (413, "rows: 20, at most 16", "rows"), 4,
+         "queue them with `taphouse enqueue`"),
+        ("extract x", "/v1/extract", (422, "rows.0: too long", "rows.0"), 4, "correct that row"),
+        ("enqueue -", "/v1/jobs", (422, "line 3 is not JSON", "line 3"), 4, "correct that row"),
+        ("enqueue --server-path b", "/v1/jobs", (422, "no file", "path"), 4,
+         "name a file below the service's dataset roots, or upload it: leave --server-path out"),
+        ("enqueue -", "/v1/jobs", (422, "options.seed: no", "options"), 4, "correct it: see `--help`"),
+        ("doctor", "/health", (503, "going down"), 3,
+         "see the log of the service, and of what stands before it"),
+        ("doctor", "/v1/doctor", (500, "unexpected"), 6, "see the advice beside them"),
+    ],
+)  # fmt: skip
+def test_the_advice_fits_what_was_refused(cli, api, *, command, path, answer, exit_code, advice):
+    api.refuse[path] = answer
+    result = cli(*command.split(), stdin='{"prompt": "x"}')
+    assert result.exit_code == exit_code
+    assert result.stderr.endswith(f" · do this: {advice}\n"), result.stderr
+    assert command != "doctor" or "taphouse doctor" not in result.output
+
+
+def test_an_existing_dataset_is_asked_for_where_it_can_be_given(cli):
+    for command in (["extract", "-f", "missing.jsonl"], ["enqueue", "missing.jsonl"]):
+        result = cli(*command)
+        assert result.exit_code == 2 and "--server-path" not in result.stderr
+
+
+def test_debug_is_not_advised_to_who_gave_it(cli, api, monkeypatch):
+    def burst(*args: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(api, "handle_request", burst)
+    assert cli("queue", "--debug").stderr.endswith("do this: report it\n")
+
+
 def test_a_service_that_is_away(cli, api):
     api.down = True
     for command in (["queue"], ["jobs"], ["shards"], ["extract", "x"], ["watch", "--once"]):

@@ -32,6 +32,9 @@ def test_something_else_behind_the_url() -> None:
     moved = client_of(lambda _: httpx.Response(302, headers={"Location": "/login"}))
     with pytest.raises(Unavailable, match="did not answer like Taphouse"):
         moved.jobs()
+    missing = client_of(lambda _: httpx.Response(404, text="no such page"))
+    with pytest.raises(Unavailable, match="did not answer like Taphouse"):
+        missing.queue()
     proxy = client_of(lambda _: httpx.Response(502, text="bad gateway"))
     with pytest.raises(Unavailable, match="HTTP 502"):
         proxy.jobs()
@@ -47,6 +50,20 @@ def test_retry_after_is_told() -> None:
     with pytest.raises(TooBusy, match="full") as caught:
         client_of(busy).extract([{"prompt": "x"}])
     assert caught.value.retry_after == 7.0
+
+
+def test_a_time_out_that_is_raised_counts_everywhere() -> None:
+    waited: list[float] = []
+
+    def slow(request: httpx.Request) -> httpx.Response:
+        waited.append(request.extensions["timeout"]["read"])
+        raise httpx.ReadTimeout("silence", request=request)
+
+    client = Taphouse("http://service", timeout=900.0, transport=httpx.MockTransport(slow))
+    for ask in (client.doctor, lambda: client.extract([{"prompt": "x"}]), lambda: client.enqueue([b"{}"])):
+        with pytest.raises(Unreachable, match="no answer in time"):
+            ask()
+    assert waited == [900.0] * 3
 
 
 def test_a_time_out() -> None:

@@ -24,6 +24,9 @@ _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 ORDER = ("extract", "enqueue", "jobs", "queue", "shards", "watch", "doctor")
 
 
+DEBUG = "run it again with --debug and report it"
+
+
 class Boundary(TyperGroup):
     """The root command: runs the rest, and answers for whatever comes out of it."""
 
@@ -86,7 +89,7 @@ def _guarded(run: Callable[[], int], debug: bool) -> int:
         if debug:
             print(clean(traceback.format_exc()), file=sys.stderr)
         message, advice, code = describe(error)
-        _say(message, advice)
+        _say(message, "report it" if debug and advice == DEBUG else advice)
         return code
 
 
@@ -107,7 +110,7 @@ def describe(error: Exception) -> tuple[str, str | None, ExitCode]:
         return str(error), None, ExitCode.UNEXPECTED
     return (
         f"unexpected {type(error).__name__}: {error}",
-        "run it again with --debug and report it",
+        DEBUG,
         ExitCode.UNEXPECTED,
     )
 
@@ -126,18 +129,39 @@ def _code(error: Exception) -> ExitCode:
 
 
 def _advice(error: Exception) -> str | None:
+    """What to do about an error of the service that brings no advice itself."""
     from taphouse import errors
 
-    table: tuple[tuple[type[Exception], str], ...] = (
-        (errors.Unreachable, "start the extractor's API, or correct --api-url / TAPHOUSE_URL"),
-        (errors.Unauthorized, "give the service's token with --token-file or TAPHOUSE_TOKEN"),
-        (errors.NotFound, "see what there is with `taphouse jobs` and `taphouse shards`"),
-        (errors.TooLarge, "send less at once: a dataset goes through `taphouse enqueue`"),
-        (errors.BadRequest, "correct it: see `--help`, and `taphouse enqueue --dry-run` for rows"),
-        (errors.TooBusy, "try again a little later"),
-        (errors.Unavailable, "run `taphouse doctor`"),
+    param = (getattr(error, "param", None) or "").partition(".")[0].partition(" ")[0]
+    table: tuple[tuple[type[Exception], dict[str, str], str], ...] = (
+        (errors.Unauthorized, {}, "give the service's token with --token-file or TAPHOUSE_TOKEN"),
+        (errors.NotFound, _WHERE, "check --api-url, and that this command is of the service's version"),
+        (errors.Conflict, {}, "leave it: it has ended, as `taphouse jobs` shows"),
+        (errors.TooLarge, _TOO_LARGE, "send less at once"),
+        (errors.BadRequest, _WRONG, "correct it: see `--help`"),
+        (errors.TooBusy, {}, "try again a little later"),
+        (errors.Unavailable, {}, "run `taphouse doctor`"),
+        (errors.TruncatedShard, {}, "try again"),
+        (errors.ChecksumMismatch, {}, "try again"),
     )
-    return next((advice for kind, advice in table if isinstance(error, kind)), None)
+    return next((by.get(param, advice) for kind, by, advice in table if isinstance(error, kind)), None)
+
+
+_WHERE = {
+    "job_id": "see what there is with `taphouse jobs`",
+    "name": "see what there is with `taphouse shards`",
+}
+_TOO_LARGE = {
+    "rows": "queue them with `taphouse enqueue`",
+    "line": "shorten that row, or leave it out",
+    "body": "queue it in parts",
+}
+_WRONG = {
+    "rows": "correct that row",
+    "line": "correct that row",
+    "path": "name a file below the service's dataset roots, or upload it: leave --server-path out",
+}
+"""By the first word of `param`, which names what of a request is wrong."""
 
 
 def _say(message: str, advice: str | None) -> None:

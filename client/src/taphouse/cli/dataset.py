@@ -83,7 +83,7 @@ def open_dataset(source: str) -> Iterator[tuple[BinaryIO, int | None]]:
     except OSError as error:
         raise UsageProblem(
             f"the dataset {source} can't be read: {error.strerror}",
-            "give an existing JSONL file, `-` for stdin, or --server-path for a file on the service",
+            "give a JSONL file of this machine, or `-` for stdin",
         ) from error
     with file:
         yield file, path.stat().st_size if path.is_file() else None

@@ -36,7 +36,7 @@ def doctor(session: Session) -> None:
     document = {"ok": not failed, "checks": [check.model_dump(mode="json") for check in checks]}
     session.show(document, lambda: render.checks_table(checks))
     if not reached:
-        raise Unreached("the API can't be reached", failed[0].advice)
+        raise Unreached(failed[0].detail, failed[0].advice)
     if failed:
         names = ", ".join(check.check for check in failed)
         raise CheckFailed(
@@ -72,7 +72,10 @@ def _checks(url: str, client: Taphouse) -> tuple[bool, list[Check]]:
 
 
 def _failed(name: str, error: Exception) -> Check:
+    from taphouse.errors import Unavailable
     from taphouse.wire import Check
 
     message, advice, _ = describe(error)
+    if isinstance(error, Unavailable) and not error.advice:  # whose advice would be to run this
+        advice = "see the log of the service, and of what stands before it"
     return Check(check=name, ok=False, detail=message, advice=advice)
