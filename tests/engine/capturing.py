@@ -23,10 +23,11 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Captured:
-    """One prompt's answer: the item of `data`, and its states [T, L, H] joined from the slices."""
+    """One prompt's answer: the item of `data`, its states [T, L, H], the trailers of its slices."""
 
     item: dict[str, Any]
     states: NDArray[Any]
+    trailers: list[slices.Trailer]
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -41,24 +42,36 @@ def post(engine: Engine, **body: Any) -> httpx.Response:
 
 def capture(engine: Engine, **body: Any) -> Captured:
     """Capture one prompt as slices and take them away."""
+    (captured,) = capture_all(engine, **body)
+    return captured
+
+
+def capture_all(engine: Engine, **body: Any) -> list[Captured]:
+    """Capture the prompts of one request as slices and take them away."""
     response = post(engine, **body)
     assert response.status_code == 200, response.text
     answer = response.json()
-    (item,) = answer["data"]
+    return [_taken(item, answer["layers"]) for item in answer["data"]]
+
+
+def _taken(item: dict[str, Any], layers: list[int]) -> Captured:
     paths = [file["path"] for file in item["slices"]]
     try:
-        return Captured(item, slices.join_slices(paths, item["token_ids"][: item["rows"]], answer["layers"]))
+        states = slices.join_slices(paths, item["token_ids"][: item["rows"]], layers)
+        return Captured(item, states, [slices.read_trailer(path) for path in paths])
     finally:
         slices.release(Path(paths[0]).parent, item["tag"])
 
 
-def assert_equals_reference(checkpoint: Path, captured: Captured) -> None:
+def assert_equals_reference(checkpoint: Path, captured: Captured, *, greedy: bool = True) -> None:
     """Every row of every layer, prompt and generated, and the greedy tokens that the last stream gives."""
     token_ids, rows = captured.item["token_ids"], captured.item["rows"]
     prompt_len = captured.item["prompt_len"]
     assert rows == len(token_ids) - 1 or (rows, len(token_ids)) == (prompt_len, prompt_len + 1)
     expected = reference.states(checkpoint, token_ids[:rows], LAYERS)
     np.testing.assert_allclose(captured.states, expected, rtol=0, atol=TOLERANCE)
+    if not greedy:
+        return
     chosen = reference.next_tokens(checkpoint, captured.states[:, -1])
     assert chosen[prompt_len - 1 :] == token_ids[prompt_len:]
 
@@ -82,6 +95,19 @@ def complete(engine: Engine, token_ids: Sequence[int], **more: Any) -> dict[str,
 
 def status(engine: Engine) -> dict[str, Any]:
     return dict(httpx.get(f"{engine.url}/v1/hidden_states/status", timeout=30).json())
+
+
+def ranks_counter(engine: Engine, name: str) -> float:
+    """A counter of the ranks' records (published within two seconds), summed over the ranks."""
+    return float(status(engine)["counters"]["ranks"][name])
+
+
+def metric(engine: Engine, name: str) -> float:
+    """The sum of one of the server's metrics over its labels."""
+    lines = httpx.get(f"{engine.url}/metrics", timeout=30).text.splitlines()
+    values = [line.rsplit(" ", 1)[1] for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+    assert values, f"no metric {name}"
+    return sum(map(float, values))
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:
