@@ -14,7 +14,7 @@ from tests.trainer.tiny import VOCAB
 from taphouse.samples import Sample
 from taphouse_trainer.batches import Packing, window
 from taphouse_trainer.draft import Draft, DraftShape, Objective, library_mapping
-from taphouse_trainer.errors import CheckpointError
+from taphouse_trainer.errors import CheckpointError, TargetError
 from taphouse_trainer.optimizer import Optimizer, Schedule
 from taphouse_trainer.verifier import RawTensor, Verifier, read_verifier
 from taphouse_trainer.vocabulary import TokenCounts, Vocabulary, make_vocabulary
@@ -178,3 +178,14 @@ def test_schedule() -> None:
     assert schedule.factor(9) == pytest.approx(1.0, abs=0.05)
     assert schedule.factor(100) == schedule.factor(10_000) == pytest.approx(0.1)
     assert Schedule(1.0).factor(10_000) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("num_attention_heads", None), ("num_attention_heads", "x"), ("rope_scaling", 3)]
+)
+def test_a_target_config_that_makes_no_draft_is_named(
+    verifier: Verifier, vocabulary: Vocabulary, key: str, value: Any
+) -> None:
+    config = {**verifier.config, key: value, "rope_parameters": None if key == "rope_scaling" else {}}
+    with pytest.raises(TargetError, match=r"config\.json makes no draft"):
+        build(replace(verifier, config=config), vocabulary)

@@ -21,7 +21,7 @@ from tests.trainer.tiny import VOCAB, add_shard
 
 from taphouse.samples import Sample
 from taphouse.shards import ShardMeta
-from taphouse_trainer.errors import SettingsConflict, VocabularyError
+from taphouse_trainer.errors import AlreadyRunning, CheckpointError, SettingsConflict, VocabularyError
 from taphouse_trainer.main import run
 from taphouse_trainer.shard_stream import HeldOut
 
@@ -212,7 +212,9 @@ def test_resuming_on_a_store_that_lost_its_ledger_is_refused(
         train(tmp_path, tmp_path / "empty", target)
 
 
-def test_two_trainers_cannot_share_an_output(tmp_path: Path, make_store: StoreMaker, target: Path) -> None:
+def test_two_trainers_share_neither_an_output_nor_a_name(
+    tmp_path: Path, make_store: StoreMaker, target: Path
+) -> None:
     store, stop = make_store(), threading.Event()
     thread = threading.Thread(
         target=run, args=(settings(tmp_path, store, target, stop_when_idle_s=None), stop), daemon=True
@@ -220,18 +222,29 @@ def test_two_trainers_cannot_share_an_output(tmp_path: Path, make_store: StoreMa
     thread.start()
     while not (tmp_path / "out" / "latest").exists() and thread.is_alive():
         time.sleep(0.02)
-    with pytest.raises(SettingsConflict, match="another trainer"):
+    with pytest.raises(AlreadyRunning, match="another trainer is writing"):
         train(tmp_path, store, target)
+    with pytest.raises(AlreadyRunning, match="under the name 'trainer'"):
+        train(tmp_path / "other", store, target)
+    assert train(tmp_path / "other", store, target, name="second", stop_after_steps=1) == "limit reached"
     stop.set()
     thread.join()
+    assert train(tmp_path / "other", store, target, stop_after_steps=2) == "limit reached"
+    assert sorted(path.name for path in (store / "consumers").glob("*.json")) == [
+        "second.json",
+        "trainer.json",
+    ]
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path: Path, make_store: StoreMaker, target: Path) -> None:
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "vocabulary.npz", "state.json"])
+def test_a_damaged_checkpoint_is_named(
+    tmp_path: Path, make_store: StoreMaker, target: Path, name: str
+) -> None:
     store = make_store()
     train(tmp_path, store, target, stop_after_steps=2)
-    weights = tmp_path / "out" / "checkpoint-2" / "training_state" / "weights.safetensors"
-    os.truncate(weights, weights.stat().st_size // 2)
-    with pytest.raises(Exception, match="checkpoint-2"):
+    file = tmp_path / "out" / "checkpoint-2" / "training_state" / name
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(CheckpointError, match="checkpoint-2"):
         train(tmp_path, store, target)
 
 

@@ -13,7 +13,8 @@
     │   ├── UnsafePath                        a path that could leave the store, or hide in it
     │   ├── NotInStore                        nothing under that path
     │   ├── StoreFull                         no space, quota or file-size limit
-    │   └── StoreDenied                       read-only or no permission
+    │   ├── StoreDenied                       read-only or no permission
+    │   └── StoreBusy                         somebody else holds the lock
     ├── LedgerError                           an entry is unreadable, or the ledger has a gap
     ├── ApiError                              the extractor API answered with an error
     │   ├── BadRequest                        400, 422
@@ -153,6 +154,10 @@ class StoreFull(StoreError):
 
 class StoreDenied(StoreError):
     """The store is read-only, or this user may not read or write there."""
+
+
+class StoreBusy(StoreError):
+    """Somebody else holds the lock, and it was not to be waited for."""
 
 
 class LedgerError(TaphouseError):

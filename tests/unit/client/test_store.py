@@ -17,7 +17,7 @@ from typing import NoReturn
 import pytest
 from tests.unit.client.making import make_meta, make_sample
 
-from taphouse.errors import NotInStore, StoreDenied, StoreError, StoreFull, UnsafePath
+from taphouse.errors import NotInStore, StoreBusy, StoreDenied, StoreError, StoreFull, UnsafePath
 from taphouse.shards import ShardWriter
 from taphouse.store import LocalStore, put_json, put_json_new, read_json
 
@@ -213,6 +213,25 @@ def test_a_lock_excludes_threads_and_processes(tmp_path: Path) -> None:
         thread.join()
     assert [process.wait() for process in children] == [0, 0]
     assert store.read("count") == b"200"
+
+
+def test_a_lock_that_is_not_waited_for_is_refused_until_its_holder_is_killed(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    holder = f"""
+import time
+from taphouse.store import LocalStore
+with LocalStore({str(tmp_path)!r}).lock("d/lock", wait=False):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        with pytest.raises(StoreBusy, match="d/lock"), store.lock("d/lock", wait=False):
+            pass
+        process.kill()
+    for _ in range(2):
+        with store.lock("d/lock", wait=False):
+            pass
 
 
 def test_temporaries_of_killed_writers_are_swept(tmp_path: Path) -> None:

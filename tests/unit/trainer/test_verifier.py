@@ -200,3 +200,54 @@ def test_fingerprint_follows_the_engines_dtype(tmp_path: Path) -> None:
         verifier.check_fingerprint({"config": "0" * 64, "final_norm": expected}, "bfloat16")
     with pytest.raises(WrongFingerprint, match="final_norm"):
         verifier.check_fingerprint({"config": config}, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"[]", "no JSON object"),
+        (b'"x"', "no JSON object"),
+        (b"{", "can't read config.json"),
+        (b'{"a": "\xff"}', "can't read config.json"),
+        (b"[" * 100_000, "can't read config.json"),
+        (b'{"text_config": [1]}', "no JSON object"),
+        (b'{"vocab_size": null}', "has no vocab_size"),
+        (b'{"vocab_size": "many"}', "vocab_size is 'many'"),
+        (b'{"vocab_size": 0}', "vocab_size is 0"),
+        (b'{"vocab_size": [12]}', "vocab_size is"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_config_that_is_none_is_one_line(tmp_path: Path, text: bytes, message: str) -> None:
+    path = single(tmp_path, PLAIN)
+    (path / "config.json").write_bytes(text)
+    with pytest.raises(TargetError, match=message):
+        read_verifier(path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({}, "says no dtype"),
+        ([], "says no dtype"),
+        ({"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}, "says no dtype"),
+        ({"dtype": "F32", "shape": [12, 4], "data_offsets": [0]}, "says no dtype"),
+        ({"dtype": "F32", "shape": [10**9, 10**9], "data_offsets": [0, 4 * 10**18]}, "cut off"),
+        ({"dtype": "F32", "shape": [], "data_offsets": [0, 4]}, "shape"),
+        ({"dtype": "F32", "shape": [-12, -4], "data_offsets": [0, 192]}, "shape"),
+    ],
+)
+def test_a_header_that_says_nonsense_is_one_line(tmp_path: Path, entry: Any, message: str) -> None:
+    path = single(tmp_path, PLAIN)
+    header = json.dumps(dict.fromkeys(PLAIN, entry)).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(400))
+    with pytest.raises(TargetError, match=message):
+        read_verifier(path)
+
+
+@pytest.mark.parametrize("index", [b"[]", b'{"weight_map": []}', b'{"weight_map": {"a": 3}}', b"{"])
+def test_an_index_that_is_none_is_one_line(tmp_path: Path, index: bytes) -> None:
+    path = single(tmp_path, PLAIN)
+    (path / "model.safetensors.index.json").write_bytes(index)
+    with pytest.raises(TargetError, match="not a safetensors index"):
+        read_verifier(path)

@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from taphouse.errors import NotInStore, StoreError
+from taphouse.errors import NotInStore, StoreBusy, StoreError
 from taphouse.store.os_errors import os_errors
 from taphouse.store.paths import TEMPORARY_PREFIX, is_name, safe_path
 
@@ -110,7 +110,7 @@ class LocalStore:
         return True
 
     @contextlib.contextmanager
-    def lock(self, path: str) -> Iterator[None]:
+    def lock(self, path: str, *, wait: bool = True) -> Iterator[None]:
         """See `Store.lock`. Threads of one process exclude each other too."""
         target = self._writable(path)
         with os_errors(path):
@@ -118,7 +118,10 @@ class LocalStore:
             descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             with os_errors(path):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise StoreBusy(f"{path} is held by somebody else", path=path) from error
             yield
         finally:
             os.close(descriptor)

@@ -71,8 +71,11 @@ class Store(Protocol):
     def delete(self, path: str) -> bool:
         """Remove an object. False when there was none."""
 
-    def lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold a lock of this name, waiting for it; freed when its holder dies."""
+    def lock(self, path: str, *, wait: bool = True) -> AbstractContextManager[None]:
+        """Hold a lock of this name; freed when its holder dies, however it dies.
+
+        Held by somebody else, it is waited for; raises `StoreBusy` with `wait=False`.
+        """
 
     def local_path(self, path: str) -> Path:
         """A local file that holds the object."""

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 
 from taphouse_trainer.draft import Draft
-from taphouse_trainer.errors import CheckpointError, SettingsConflict
+from taphouse_trainer.errors import AlreadyRunning, CheckpointError
 from taphouse_trainer.optimizer import Optimizer
 from taphouse_trainer.shard_stream import Position
 from taphouse_trainer.vocabulary import Vocabulary
@@ -95,13 +96,13 @@ class Checkpoints:
         """Own the directory, and clear away what a killed run left half-written.
 
         Raises:
-            SettingsConflict: another trainer is at work here.
+            AlreadyRunning: another trainer is at work here.
         """
         with (self._output / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
-                raise SettingsConflict(
+                raise AlreadyRunning(
                     f"another trainer is writing to {self._output}; give this one its own"
                 ) from e
             for leftover in self._output.glob(".checkpoint-*"):
@@ -123,7 +124,7 @@ class Checkpoints:
             state = TrainingState.from_json(json.loads((inner / "state.json").read_bytes()))
             with np.load(inner / "vocabulary.npz") as arrays:
                 vocabulary = Vocabulary(arrays["d2t"], arrays["t2d"])
-        except (OSError, ValueError, KeyError, TypeError) as e:
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as e:
             raise CheckpointError(
                 f"{path} can't be read ({e}); move it away to resume from the one before"
             ) from e

@@ -11,6 +11,7 @@ target's, frozen. vLLM takes the embeddings from its own target, so checkpoints 
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from speculators.train.vocab_mapping import build_vocab_mappings_from_distributi
 from transformers import LlamaConfig
 
 from taphouse_trainer.batches import Batch
-from taphouse_trainer.errors import CheckpointError
+from taphouse_trainer.errors import CheckpointError, SettingsConflict, TargetError
 from taphouse_trainer.verifier import RawTensor, Verifier
 from taphouse_trainer.vocabulary import Vocabulary
 
@@ -56,10 +57,22 @@ class DraftShape:
 
 @dataclass(frozen=True)
 class Objective:
-    """A speculators loss (a name, or JSON of names and weights), and the factor on each further step's."""
+    """A speculators loss (a name, or JSON of names and weights), and the factor on each further step's.
+
+    Raises:
+        SettingsConflict: speculators knows no such loss, or a weight is no number to multiply with.
+    """
 
     loss: str = "kl_div"
     step_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        try:
+            weights = [weight for _, weight in resolve_loss_config(self.loss, "eager").values()]
+        except (ValueError, RecursionError) as e:
+            raise SettingsConflict(f"loss: {e}") from e
+        if not all(math.isfinite(weight) for weight in weights):
+            raise SettingsConflict(f"loss: {self.loss} has a weight that is not finite")
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,9 @@ class Draft:
         """Build with fresh weights from torch's current seed; parameters are float32.
 
         ``autocast``: compute dtype, ``None`` for float32 throughout.
+
+        Raises:
+            TargetError: the target's ``config.json`` lacks what a draft follows, or says it wrongly.
         """
         self.shape = shape
         self.vocabulary = vocabulary
@@ -108,9 +124,11 @@ class Draft:
             "ttt_step_loss_decay": objective.step_decay,
             "loss_config": resolve_loss_config(objective.loss, kind),
         }
-        config = _draft_config(
-            verifier, vocabulary, shape, "simple_flex_attention" if kind == "fused" else "sdpa"
-        )
+        attention = "simple_flex_attention" if kind == "fused" else "sdpa"
+        try:
+            config = _draft_config(verifier, vocabulary, shape, attention)
+        except Exception as e:  # whatever the libraries make of a value that is none
+            raise TargetError(f"{verifier.path}: config.json makes no draft ({type(e).__name__}: {e})") from e
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             self.model = Eagle3DraftModel(config)

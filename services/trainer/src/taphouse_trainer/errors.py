@@ -6,7 +6,8 @@
     ├── TargetError             the target's checkpoint can't be used (names the file or tensor)
     ├── VocabularyError         a vocabulary mapping that doesn't fit the target or the draft
     ├── CheckpointError         a trainer checkpoint that is damaged or belongs to another run
-    ├── SettingsConflict        settings that contradict the checkpoint or each other
+    ├── SettingsConflict        settings that contradict the checkpoint or each other, or can't be used at all
+    ├── AlreadyRunning          another trainer has this output, or this name in the store
     └── ShardRefused            one shard is left out and named; training goes on
         ├── ShardDamaged        missing, truncated, bit-flipped, not finite, unknown format
         ├── WrongLayers         layer ids, layer count or hidden size are not the target's
@@ -37,7 +38,11 @@ class CheckpointError(TrainerError):
 
 
 class SettingsConflict(TrainerError):
-    """Settings contradict the checkpoint that training would resume from, or each other."""
+    """Settings contradict the checkpoint that training would resume from, or each other, or are no use."""
+
+
+class AlreadyRunning(TrainerError):
+    """Another trainer writes to this output, or has this name among the store's consumers."""
 
 
 class ShardRefused(TrainerError):

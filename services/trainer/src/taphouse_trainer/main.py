@@ -17,13 +17,13 @@ from contextlib import ExitStack
 import torch
 from pydantic import ValidationError
 
-from taphouse.errors import TaphouseError
+from taphouse.errors import StoreBusy, TaphouseError
 from taphouse.ledger import Ledger
-from taphouse.store import LocalStore
+from taphouse.store import LocalStore, Store
 from taphouse_trainer.batches import Packing, torch_dtype
 from taphouse_trainer.checkpoint import Checkpoints, Interval, Stored, TrainingState
 from taphouse_trainer.draft import Draft, DraftShape, Objective, library_mapping
-from taphouse_trainer.errors import SettingsConflict, TrainerError
+from taphouse_trainer.errors import AlreadyRunning, SettingsConflict, TrainerError
 from taphouse_trainer.health import HealthServer, Metrics
 from taphouse_trainer.loop import Limits, Trainer
 from taphouse_trainer.optimizer import Optimizer, Schedule
@@ -56,12 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name = ".".join(str(part) for part in problem["loc"]) or "settings"
             print(f"taphouse-trainer: {name}: {problem['msg']}", file=sys.stderr)
         return 2
+    except (ValueError, OSError) as e:
+        print(f"taphouse-trainer: {e}", file=sys.stderr)
+        return 2
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
         log.info("ended: %s", run(settings, stop))
         return 0
+    except SettingsConflict as e:
+        log.error("%s", e)
+        return 2
     except (TrainerError, TaphouseError, OSError) as e:
         log.error("%s", e)
         return 1
@@ -77,6 +83,7 @@ def run(settings: Settings, stop: threading.Event) -> str:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     device = _device(settings)
+    objective = Objective(settings.loss, settings.step_decay)
     verifier = read_verifier(settings.target)
     store = LocalStore(settings.store)
     ledger = Ledger(store)
@@ -85,6 +92,7 @@ def run(settings: Settings, stop: threading.Event) -> str:
     )
     with ExitStack() as stack:
         stack.enter_context(checkpoints.owned())
+        _own_name(stack, store, settings.name)
         stored = checkpoints.latest()
         if stored:
             check_resume(stored, settings, verifier, ledger)
@@ -107,7 +115,7 @@ def run(settings: Settings, stop: threading.Event) -> str:
         if vocabulary is None or gate.layers is None:
             progress.close("stopped")
             return "stopped before training began"
-        draft = _draft(settings, verifier, vocabulary, layers=gate.layers, device=device)
+        draft = _draft(settings, verifier, vocabulary, objective, layers=gate.layers, device=device)
         trainer = Trainer(
             stream=stream,
             held_out=held_out,
@@ -125,6 +133,17 @@ def run(settings: Settings, stop: threading.Event) -> str:
         ending = trainer.run(_begin(settings, verifier, trainer, stored))
         progress.close(ending)
         return ending
+
+
+def _own_name(stack: ExitStack, store: Store, name: str) -> None:
+    """Be the one trainer of this name in the store, until ``stack`` ends or this process does."""
+    try:
+        stack.enter_context(store.lock(f"consumers/{name}.lock", wait=False))
+    except StoreBusy as e:
+        raise AlreadyRunning(
+            f"another trainer is at work under the name {name!r} in this store, and two would overwrite "
+            "each other's record; give this one its own --name, or end the other"
+        ) from e
 
 
 def _begin(settings: Settings, verifier: Verifier, trainer: Trainer, stored: Stored | None) -> TrainingState:
@@ -196,6 +215,7 @@ def _draft(
     settings: Settings,
     verifier: Verifier,
     vocabulary: Vocabulary,
+    objective: Objective,
     *,
     layers: tuple[int, ...],
     device: torch.device,
@@ -211,7 +231,7 @@ def _draft(
             generation=settings.generation,
             sliding_window=settings.sliding_window,
         ),
-        Objective(settings.loss, settings.step_decay),
+        objective,
         device=device,
         autocast=torch.bfloat16 if low_precision else None,
     )

@@ -19,6 +19,7 @@ from typing import Any
 from taphouse.errors import TaphouseError
 from taphouse.ledger import Ledger
 from taphouse.store import Store, put_json
+from taphouse_trainer.errors import CheckpointError
 from taphouse_trainer.health import Metrics
 from taphouse_trainer.shard_gate import Refused
 from taphouse_trainer.shard_stream import Position
@@ -38,11 +39,21 @@ class StepLog:
         self._path = path
 
     def cut_back(self, step: int) -> None:
-        """Drop what came after ``step``, and a last line that a kill cut short."""
+        """Drop what came after ``step``, and a last line that a kill cut short.
+
+        Raises:
+            CheckpointError: the file is no such log.
+        """
         if not self._path.exists():
             return
+        try:
+            lines = self._path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as e:
+            raise CheckpointError(
+                f"{self._path} is not UTF-8 ({e}), so no log of a trainer: move it away"
+            ) from e
         kept = []
-        for line in self._path.read_text().splitlines():
+        for line in lines:
             try:
                 if json.loads(line)["step"] <= step:
                     kept.append(line)

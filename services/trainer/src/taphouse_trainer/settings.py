@@ -127,8 +127,19 @@ def load_settings(arguments: Sequence[str]) -> Settings:
 
     Raises:
         pydantic.ValidationError: a value is missing, unknown or out of range.
+        ValueError, OSError: the settings file can't be read, or a value in it or in the environment.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--settings-file", type=Path)
     own, rest = parser.parse_known_args(list(arguments))
+    if own.settings_file is not None:
+        _check_readable(own.settings_file)
     return Settings(_env_file=own.settings_file, _cli_parse_args=rest)  # type: ignore[call-arg]
+
+
+def _check_readable(file: Path) -> None:
+    """A file that is not there would be passed over in silence."""
+    try:
+        file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise ValueError(f"{file} is not UTF-8 ({e})") from e

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Mapping
@@ -106,16 +107,17 @@ def read_verifier(path: Path) -> Verifier:
         raise TargetError(
             f"{path}: unsupported target: {config['model_type']} scales its final norm by 1 + weight"
         )
-    try:
-        vocab, hidden, layers = (int(config[k]) for k in ("vocab_size", "hidden_size", "num_hidden_layers"))
-    except KeyError as e:
-        raise TargetError(f"{path / 'config.json'} has no {e.args[0]}") from e
+    vocab, hidden, layers = (
+        _size(config, name, path) for name in ("vocab_size", "hidden_size", "num_hidden_layers")
+    )
     files = _tensor_files(path)
     prefix = _stack_prefix(files, path)
     embed = _read_tensor(files, f"{prefix}embed_tokens.weight")
     norm = _read_tensor(files, f"{prefix}norm.weight")
     head_name = None if _is_tied(whole, config) else _head_name(files, prefix)
     if head_name is None and _declared_untied(whole, config):
+    if not isinstance(config, dict):
+        raise TargetError(f"{path / 'config.json'}: its text_config or llm_config is no JSON object")
         raise TargetError(f"{path}: no lm_head.weight, and config.json says that embeddings are not tied")
     head = embed if head_name is None else _read_tensor(files, head_name)
     for tensor, width in ((embed, (vocab, hidden)), (head, (vocab, hidden)), (norm, (hidden,))):
@@ -126,7 +128,7 @@ def read_verifier(path: Path) -> Verifier:
     return Verifier(
         path=path,
         config=config,
-        architectures=tuple(whole.get("architectures") or ()),
+        architectures=_architectures(whole, path),
         config_sha256=hashlib.sha256(raw).hexdigest(),
         num_layers=layers,
         hidden_size=hidden,
@@ -145,8 +147,8 @@ def _rows(tensor: RawTensor, rows: int) -> RawTensor:
 def _read_config(path: Path) -> tuple[bytes, dict[str, Any]]:
     try:
         raw = (path / "config.json").read_bytes()
-        return raw, json.loads(raw)
-    except (OSError, ValueError) as e:
+        whole = json.loads(raw)
+    except (OSError, ValueError, RecursionError) as e:
         raise TargetError(f"{path}: can't read config.json ({e}); give the directory of a checkpoint") from e
 
 
@@ -162,11 +164,32 @@ def _tensor_files(path: Path) -> dict[str, Path]:
     """Tensor name → the file that holds it."""
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
     if index.exists():
+    if not isinstance(whole, dict):
+        raise TargetError(f"{path}: config.json is no JSON object; give the directory of a checkpoint")
+    return raw, whole
+
+
+def _size(config: Mapping[str, Any], name: str, path: Path) -> int:
+    value = config.get(name)
+    if value is None:
+        raise TargetError(f"{path / 'config.json'} has no {name}")
+    if not isinstance(value, int) or value < 1:
+        raise TargetError(f"{path / 'config.json'}: {name} is {value!r:.40}, which is no size")
+    return value
+
+
+def _architectures(whole: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    names = whole.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TargetError(
+            f"{path / 'config.json'}: architectures is {names!r:.40}, which is no list of names"
+        )
+    return tuple(names)
         try:
             weight_map = json.loads(index.read_bytes())["weight_map"]
-        except (ValueError, KeyError) as e:
+            return {name: path / file for name, file in weight_map.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             raise TargetError(f"{index} is not a safetensors index ({e})") from e
-        return {name: path / file for name, file in weight_map.items()}
     if single.exists():
         return dict.fromkeys((n for n in _read_header(single)[0] if n != "__metadata__"), single)
     raise TargetError(f"{path} holds neither model.safetensors nor model.safetensors.index.json")
@@ -197,8 +220,11 @@ def _read_header(file: Path) -> tuple[dict[str, Any], int]:
             (length,) = struct.unpack("<Q", f.read(8))
             if length > _MAX_HEADER_BYTES:
                 raise ValueError(f"header of {length} bytes")
-            return json.loads(f.read(length)), 8 + length
-    except (OSError, ValueError, struct.error) as e:
+            header = json.loads(f.read(length))
+            if not isinstance(header, dict):
+                raise ValueError("its header is no JSON object")
+            return header, 8 + length
+    except (OSError, ValueError, RecursionError, struct.error) as e:
         raise TargetError(f"{file} is not a readable safetensors file ({e})") from e
 
 
@@ -208,14 +234,19 @@ def _read_tensor(files: Mapping[str, Path], name: str) -> RawTensor:
     header, base = _read_header(file)
     if name not in header:
         raise TargetError(f"{file} has no tensor {name}, though the index says so")
-    info = header[name]
-    if info["dtype"] not in _DTYPES:
-        raise TargetError(f"{file}: {name} is stored as {info['dtype']}; needs bfloat16, float16 or float32")
-    dtype, numpy_dtype = _DTYPES[info["dtype"]]
-    begin, end = info["data_offsets"]
-    data = np.empty(info["shape"], numpy_dtype)
-    if data.nbytes != end - begin:
-        raise TargetError(f"{file}: {name} takes {end - begin} bytes, its shape needs {data.nbytes}")
+    try:
+        stored, shape = str(header[name]["dtype"]), tuple(int(n) for n in header[name]["shape"])
+        begin, end = (int(offset) for offset in header[name]["data_offsets"])
+    except (KeyError, TypeError, ValueError) as e:
+        raise TargetError(f"{file}: its header says no dtype, shape and place of {name} ({e})") from e
+    if stored not in _DTYPES:
+        raise TargetError(f"{file}: {name} is stored as {stored}; needs bfloat16, float16 or float32")
+    dtype, numpy_dtype = _DTYPES[stored]
+    if begin < 0 or base + end > file.stat().st_size:
+        raise TargetError(f"{file}: {name} lies at {begin} to {end}: the file is cut off before that")
+    if not shape or min(shape) < 1 or math.prod(shape) * np.dtype(numpy_dtype).itemsize != end - begin:
+        raise TargetError(f"{file}: {name} takes {end - begin} bytes, its shape {shape} needs others")
+    data = np.empty(shape, numpy_dtype)
     with file.open("rb") as f:
         _read_into(f.fileno(), data.reshape(-1).view(np.uint8).data, base + begin, f"{file}: {name}")
     return RawTensor(name, dtype, data)

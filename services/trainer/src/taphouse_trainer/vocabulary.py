@@ -10,6 +10,7 @@ give every row of the draft's output layer another meaning. Numpy only.
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,5 +130,5 @@ def load_vocabulary(path: Path) -> Vocabulary:
                 return Vocabulary(arrays["d2t"].astype(np.int64), arrays["t2d"].astype(bool))
         with safe_open(file, framework="numpy") as f:
             return Vocabulary(f.get_tensor("d2t").astype(np.int64), f.get_tensor("t2d").astype(bool))
-    except (OSError, KeyError, ValueError, SafetensorError) as e:
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, SafetensorError) as e:
         raise VocabularyError(f"{file} holds no vocabulary mapping (tensors t2d and d2t): {e}") from e
