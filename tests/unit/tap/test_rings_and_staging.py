@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.tap.worker_fakes import TOKENS, forward, rows_at, staging
 
@@ -16,6 +16,7 @@ from taphouse_tap.rank.rings import Ring
 from taphouse_tap.rank.staging import Staging
 
 
+@example(27, [1, 16, None, 10, 1])  # the buffer's end is reached exactly
 @given(st.integers(1, 40), st.lists(st.one_of(st.none(), st.integers(1, 45)), max_size=60))
 def test_spans_lie_inside_and_never_overlap(capacity: int, moves: list[int | None]) -> None:
     """None gives the oldest span back; a number takes that many rows."""

@@ -26,10 +26,11 @@ class Ring:
         with self._lock:
             if not self._used:
                 self._head = 0
-            skipped = self.capacity - self._head if self._head + rows > self.capacity else 0
+            wraps = self._head + rows > self.capacity
+            skipped = self.capacity - self._head if wraps else 0
             if self._used + skipped + rows > self.capacity:
                 return None
-            first = 0 if skipped else self._head
+            first = 0 if wraps else self._head
             self._head = first + rows
             self._used += skipped + rows
             self._spans.append(skipped + rows)
