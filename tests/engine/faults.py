@@ -26,16 +26,16 @@ def _raise(*_: Any, **__: Any) -> Any:
 if FAULT.startswith("load_model:"):
     from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-    from taphouse_tap import compat
+    from taphouse_tap import compat_model
 
-    _find_stack = compat.find_stack
+    _find_stack = compat_model.find_stack
 
     def _find_stack_or_raise(*args: Any) -> Any:
         if get_tensor_model_parallel_rank() == int(FAULT.split(":")[1]):
             _raise()
         return _find_stack(*args)
 
-    compat.find_stack = _find_stack_or_raise
+    compat_model.find_stack = _find_stack_or_raise
 
 
 class FaultyExtension(HiddenStatesExtension):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from tests.engine.launch import Engine
 from tests.engine.reference import states
 
 from taphouse import slices
-from taphouse.samples import Sample
+from taphouse.samples import Sample, Witness
 from taphouse.shards import ShardMeta, encode_shard, open_shard
+from taphouse_trainer.verifier import read_verifier
+from taphouse_trainer.witness import contradiction
 
 pytestmark = pytest.mark.engine
 
@@ -94,6 +97,15 @@ def test_states_through_a_sealed_shard(llama_engine: Engine, tmp_path: Path) -> 
         finish_reason=item["finish_reason"],
     )
     slices.release(Path(paths[0]).parent, item["tag"])
+    witness = item["witness"]
+    sample = replace(
+        sample,
+        witness=Witness(
+            witness["first_row"],
+            tuple(map(tuple, witness["top_tokens"])),
+            tuple(map(tuple, witness["top_logprobs"])),
+        ),
+    )
     meta = ShardMeta(
         layers=tuple(answer["layers"]),
         num_layers=answer["num_layers"],
@@ -111,6 +123,10 @@ def test_states_through_a_sealed_shard(llama_engine: Engine, tmp_path: Path) -> 
         expected = states(tiny_llama(), read.token_ids.tolist(), LAYERS)
         np.testing.assert_allclose(read.hidden_states, expected, rtol=0, atol=TOLERANCE)
         assert read.next_token_id == token_ids[-1]
+        target = read_verifier(tiny_llama())
+        assert contradiction(read, LAYERS.index(5), target) is None
+        wrong = replace(read, hidden_states=np.roll(read.hidden_states, 1, axis=0))
+        assert "nats off what the engine said" in str(contradiction(wrong, LAYERS.index(5), target))
 
 
 def _answers(engine: Engine, seeds: range) -> list[dict[str, Any]]:

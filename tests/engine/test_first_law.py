@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,11 @@ def expected(engine: Engine) -> list[int]:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """TP=2, with the RPCs that break the tap."""
-    env = {"PYTHONPATH": ROOT, "VLLM_SERVER_DEV_MODE": "1"}
+    env = {
+        "PYTHONPATH": ROOT,
+        "VLLM_SERVER_DEV_MODE": "1",
+        "TAPHOUSE_TAP_PROOF_INTERVAL_S": "0.001",
+    }
     with launch(tiny_llama(), layers=LAYERS, tensor_parallel_size=2, args=EXTENSION, env=env) as running:
         until_capturing(running)
         yield running
@@ -139,14 +144,17 @@ def test_wrong_rows_are_caught_and_the_client_gets_no_sample(
     assert_equals_reference(tiny_llama(), capture(mended, prompt=PROMPT, max_tokens=4, ignore_eos=True))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_two_requests_mistaken_for_each_other_are_caught(mended: Engine, rank: int) -> None:
-    """Equally long prompts: every position is right, and only the token ids beside the rows tell."""
+@pytest.mark.parametrize(
+    ("rank", "says"),
+    [(None, "these are another request's rows"), (0, "another request's rows|rank 0 has")],
+)
+def test_two_requests_mistaken_for_each_other_are_caught(mended: Engine, rank: int | None, says: str) -> None:
+    """Equally long prompts: positions can all be right, and only the token ids beside the rows tell."""
     rpc(mended, "taphouse_break", "swapped", rank)
     prompts = [prompt(30, 1), prompt(30, 2)]
     answer = post(mended, prompt=prompts, max_tokens=12, ignore_eos=True)
     assert answer.status_code == 500
-    assert "these are another request's rows" in answer.json()["error"]["message"]
+    assert re.search(says, answer.json()["error"]["message"])
     assert status(mended)["capture"] == "on"
 
 
@@ -164,6 +172,19 @@ def test_the_canary_catches_rows_that_only_look_right(mended: Engine, rank: int)
     answer = httpx.post(f"{mended.url}/v1/hidden_states/canary", timeout=60)
     assert answer.status_code == 503 and answer.json()["state"] == "failed"
     assert status(mended)["capture"] == "off"
+    rpc(mended, "taphouse_mend")
+    assert httpx.post(f"{mended.url}/v1/hidden_states/canary", timeout=60).json()["state"] == "passed"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_proof_catches_rows_that_only_look_right(mended: Engine, rank: int) -> None:
+    """As it happens, between canaries: no sample comes out, and a canary turns capture off."""
+    rpc(mended, "taphouse_break", "wrong_rows", rank)
+    answer = post(mended, prompt=PROMPT, max_tokens=6, ignore_eos=True, temperature=1.0)
+    assert answer.status_code == 500
+    assert "not those of the engine" in answer.json()["error"]["message"]
+    until(lambda: status(mended)["capture"] == "off")
+    assert status(mended)["counters"]["endpoint"]["disproved"] >= 1
     rpc(mended, "taphouse_mend")
     assert httpx.post(f"{mended.url}/v1/hidden_states/canary", timeout=60).json()["state"] == "passed"
 

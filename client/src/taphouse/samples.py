@@ -6,6 +6,7 @@ name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,32 @@ _BITS: dict[str, tuple[str, int, int]] = {
 }
 _CHECK_ELEMENTS = 1 << 18
 MAX_ID_LENGTH = 256
+MAX_WITNESS_ROWS = 64
+MAX_WITNESS_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What the engine itself ranked highest at some rows, to prove a sample's states with.
+
+    `top_tokens[i]` and `top_logprobs[i]` (natural logarithm, before temperature) are those of row
+    `first_row + i`, best first. Whoever has the model's head can compare them with `head(norm(h))` of the
+    states that enter the final norm. Raises `InvalidSample` when they are not such.
+    """
+
+    first_row: int
+    top_tokens: tuple[tuple[int, ...], ...]
+    top_logprobs: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        problem = _witness_problem(self)
+        if problem:
+            raise InvalidSample(f"the witness {problem}")
+
+    @property
+    def rows(self) -> range:
+        """The rows it speaks of."""
+        return range(self.first_row, self.first_row + len(self.top_tokens))
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +65,8 @@ class Sample:
     `token_ids` int32 [T]; `loss_mask` uint8 [T], 1 where the token is trained on; `hidden_states` [T, L,
     H], as uint16 bits for dtype "bfloat16", as float16 or float32 otherwise. `prompt_len` is in 1..T (T
     when nothing was generated). `next_token_id` is the token sampled after the last row: it never ran
-    through the model and has no row. Raises `InvalidSample` when built with anything else; values are
+    through the model and has no row. `witness` is there for the few samples that the engine was asked to
+    prove. Raises `InvalidSample` when built with anything else; values are
     checked by `check_values`.
     """
 
@@ -50,6 +78,7 @@ class Sample:
     prompt_len: int
     next_token_id: int | None = None
     finish_reason: str | None = None
+    witness: Witness | None = None
 
     def __post_init__(self) -> None:
         problem = _shape_problem(self)
@@ -78,8 +107,7 @@ class Sample:
     def equals(self, other: Sample) -> bool:
         """Whether every field is the same, to the bit."""
         return (
-            (self.id, self.dtype, self.prompt_len, self.next_token_id, self.finish_reason)
-            == (other.id, other.dtype, other.prompt_len, other.next_token_id, other.finish_reason)
+            _plain(self) == _plain(other)
             and self.hidden_states.shape == other.hidden_states.shape
             and self.token_ids.tobytes() == other.token_ids.tobytes()
             and self.loss_mask.tobytes() == other.loss_mask.tobytes()
@@ -155,8 +183,36 @@ def _shape_problem(sample: Sample) -> tuple[str | None, str] | None:
 def _number_problem(sample: Sample) -> str | None:
     if not 1 <= sample.prompt_len <= len(sample.token_ids):
         return f"prompt_len {sample.prompt_len} is not in 1..{len(sample.token_ids)}"
+    if sample.witness is not None and sample.witness.rows.stop > len(sample.token_ids):
+        return f"the witness speaks of row {sample.witness.rows.stop - 1} of {len(sample.token_ids)} rows"
     if sample.next_token_id is not None and not 0 <= sample.next_token_id < 2**31:
         return f"next_token_id {sample.next_token_id} is not a token id"
+    return None
+
+
+def _plain(sample: Sample) -> tuple[object, ...]:
+    """Every field that is no tensor."""
+    return (
+        sample.id,
+        sample.dtype,
+        sample.prompt_len,
+        sample.next_token_id,
+        sample.finish_reason,
+        sample.witness,
+    )
+
+
+def _witness_problem(witness: Witness) -> str | None:
+    tokens, logprobs = witness.top_tokens, witness.top_logprobs
+    if witness.first_row < 0 or not 1 <= len(tokens) <= MAX_WITNESS_ROWS:
+        return f"is not of 1 to {MAX_WITNESS_ROWS} rows from 0 on"
+    if [len(row) for row in tokens] != [len(row) for row in logprobs]:
+        return "has not one logprob a token"
+    for row, values in zip(tokens, logprobs, strict=True):
+        if not 1 <= len(row) <= MAX_WITNESS_TOKENS or not all(0 <= token < 2**31 for token in row):
+            return f"has a row without 1 to {MAX_WITNESS_TOKENS} token ids"
+        if not all(math.isfinite(value) for value in values):
+            return "has a logprob that is not finite"
     return None
 
 

@@ -20,9 +20,9 @@ FORMAT_MD = Path(__file__).parents[3] / "FORMAT.md"
 
 def write_slice(path: Path, payload: np.ndarray, **fields: Any) -> None:
     """One slice, by the table."""
-    raw = payload.tobytes()
+    raw, ids = payload.tobytes(), np.arange(len(payload), dtype="<i4").tobytes()
     trailer = {
-        "version": 1,
+        "version": 2,
         "tag": "ab" * 16,
         "start_id": "s",
         "tap_version": "0",
@@ -36,11 +36,12 @@ def write_slice(path: Path, payload: np.ndarray, **fields: Any) -> None:
         "width": 8,
         "rows": len(payload),
         "prompt_len": 4,
-        "checksum": {"algorithm": "crc32", "value": zlib.crc32(raw)},
+        "weights_epoch": 0,
+        "checksum": {"algorithm": "crc32", "payload": zlib.crc32(raw), "token_ids": zlib.crc32(ids)},
         "error": None,
     }
     text = json.dumps(trailer | fields).encode()
-    path.write_bytes(raw + text + struct.pack("<II", len(text), zlib.crc32(text)) + b"TAPSLIC1")
+    path.write_bytes(raw + ids + text + struct.pack("<II", len(text), zlib.crc32(text)) + b"TAPSLIC1")
 
 
 def test_slices_made_by_hand_are_read_and_joined(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_slices_made_by_hand_are_read_and_joined(tmp_path: Path) -> None:
     assert isinstance(trailer, Trailer)
     assert (trailer.rows, trailer.column_offset, trailer.prompt_len) == (5, 8, 4)
     np.testing.assert_array_equal(payload, states[:, :, 8:])
-    np.testing.assert_array_equal(join_slices(paths, 4, [6, 1]), states[:4, [2, 0]])
+    np.testing.assert_array_equal(join_slices(paths, range(4), [6, 1]), states[:4, [2, 0]])
 
 
 def test_a_stream_body_made_by_hand_is_parsed() -> None:
@@ -77,7 +78,12 @@ def test_a_stream_body_made_by_hand_is_parsed() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [shard_header.ShardHeader, shard_header.SampleInfo, shard_header.TensorInfo],
+    [
+        shard_header.ShardHeader,
+        shard_header.SampleInfo,
+        shard_header.TensorInfo,
+        shard_header.WitnessInfo,
+    ],
     ids=lambda m: m.__name__,
 )
 def test_every_header_field_is_in_format_md(model: Any) -> None:

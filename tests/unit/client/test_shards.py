@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import threading
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +28,7 @@ from tests.unit.client.making import (
 )
 
 from taphouse.errors import InvalidSample, MalformedShard, NotFinite, ShardError, ZeroRow
-from taphouse.samples import Sample
+from taphouse.samples import Sample, Witness
 from taphouse.shards import (
     CODECS,
     Shard,
@@ -344,3 +347,39 @@ def test_the_hash_of_the_file_is_checked_when_it_is_given(tmp_path: Path) -> Non
 def test_what_a_shard_meta_refuses(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="validation error"):
         make_meta(**fields)
+
+
+WITNESS = Witness(3, ((7, 9), (2, 1)), ((-0.25, -1.5), (-0.125, -3.0)))
+
+
+def test_a_witness_comes_back() -> None:
+    samples = [make_sample(0), make_sample(1, witness=WITNESS)]
+    encoded = encode_shard(samples, make_meta())
+    with open_shard(encoded) as shard:
+        assert [sample.witness for sample in shard] == [None, WITNESS]
+        assert all(read.equals(written) for read, written in zip(shard, samples, strict=True))
+        assert not shard[0].equals(shard[1])
+    length = int.from_bytes(encoded[:8], "little")
+    header = json.loads(json.loads(encoded[8 : 8 + length])["__metadata__"]["header"])
+    assert ["witness" in sample for sample in header["samples"]] == [False, True]
+    assert verify_shard(encoded).witnessed == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"first_row": -1}, "rows from 0 on"),
+        ({"top_tokens": ()}, "rows from 0 on"),
+        ({"top_tokens": ((1,), (2,))}, "one logprob a token"),
+        ({"top_tokens": ((1, -2), (3, 4))}, "token ids"),
+        ({"top_logprobs": ((float("nan"), 0.0), (0.0, 0.0))}, "not finite"),
+    ],
+)
+def test_what_is_no_witness_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidSample, match=says):
+        replace(WITNESS, **fields)
+
+
+def test_a_witness_of_rows_that_are_not_there_is_refused() -> None:
+    with pytest.raises(InvalidSample, match="row 5 of 5 rows"):
+        make_sample(tokens=5, witness=replace(WITNESS, first_row=4))

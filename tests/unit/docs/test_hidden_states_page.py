@@ -34,15 +34,21 @@ def test_the_python_runs(tmp_path: Path) -> None:
     start.reserve(slices.Claim(tag, 1 << 20, 0.0, 3, 3), 1 << 30)
     trailer = slices.Trailer(
         tag=tag, start_id="1", tap_version="0", tp_rank=0, tp_size=1, dp_rank=0, layers=model.layers,
-        dtype="float32", hidden_size=8, column_offset=0, width=8, rows=0, prompt_len=3, crc32=0,
+        dtype="float32", hidden_size=8, column_offset=0, width=8, rows=0, prompt_len=3,
+        weights_epoch=0, crc32=0, token_crc32=0,
     )  # fmt: skip
     writer = slices.SliceWriter(start.directory, trailer, 3)
     written = np.arange(3 * len(model.layers) * 8, dtype=np.float32).reshape(3, len(model.layers), 8)
     writer.write(0, written)
-    writer.seal(3)
+    writer.seal(np.array([4, 5, 6]))
     pieces = [{"path": str(path)} for path in start.slice_paths(tag)]
     asked = list(reversed(model.layers))
-    names = {"answer": {"layers": asked, "data": [{"tag": tag, "rows": 3, "slices": pieces}]}}
+    names = {
+        "answer": {
+            "layers": asked,
+            "data": [{"tag": tag, "token_ids": [4, 5, 6, 7], "rows": 3, "slices": pieces}],
+        }
+    }
     exec(code, names)
     np.testing.assert_array_equal(names["states"], written[:, ::-1])
     assert start.slice_paths(tag) == []

@@ -25,7 +25,7 @@ from taphouse_extractor.doctor import Doctor
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.gate import Gate
 from taphouse_extractor.jobs import QueueView
-from taphouse_extractor.leases import Tries
+from taphouse_extractor.leases import Tries, Waits
 from taphouse_extractor.monitor import EngineMonitor
 from taphouse_extractor.overview import Overview
 from taphouse_extractor.pipeline import Pipeline
@@ -93,6 +93,7 @@ class FakeLeases:
     held: dict[BatchRef, str] = field(default_factory=dict)
     counted: dict[BatchRef, Tries] = field(default_factory=dict)
     alive: dict[str, dict[str, Any]] = field(default_factory=dict)
+    waits: Waits = field(default_factory=Waits)
     leader: str | None = None
     wiped: bool = False
     broken: bool = False
@@ -103,6 +104,9 @@ class FakeLeases:
 
     def tries(self) -> dict[BatchRef, Tries]:
         return dict(self.counted)
+
+    def waiting(self, tries: dict[BatchRef, Tries]) -> set[BatchRef]:
+        return self.waits.look(tries)
 
     def count_bad(self, ref: BatchRef, reason: str, *, delay_s: float = 0.0) -> None:
         tries = self.counted.get(ref, Tries())

@@ -14,6 +14,7 @@ import pytest
 from tests.queue.fake_tap import FakeTap, states_of
 from tests.unit.extractor.conftest import engine_of
 
+from taphouse.samples import Witness
 from taphouse_extractor.engine import Engine, in_order
 from taphouse_extractor.errors import BadRow, CaptureFailed, EngineTimeout, EngineUnavailable, RowRefused
 from taphouse_extractor.monitor import EngineMonitor
@@ -131,6 +132,10 @@ def test_a_path_in_an_answer_is_never_opened(tap: FakeTap, tmp_path: Path) -> No
         lambda out: out.pop("data"),
         lambda out: out.pop("fingerprint"),
         lambda out: out["data"][0].update(token_ids="abc"),
+        lambda out: out["data"][0].update(token_ids=[*b"jello", 97]),
+        lambda out: out["data"][0].update(witness={"first_row": 1}),
+        lambda out: out["data"][0].update(witness={"first_row": 1, "top_tokens": [[]], "top_logprobs": [[]]}),
+        lambda out: out["data"][0].update(witness=[1, 2]),
     ],
 )
 def test_answers_that_contradict_themselves_make_no_capture(
@@ -138,6 +143,14 @@ def test_answers_that_contradict_themselves_make_no_capture(
 ) -> None:
     with pytest.raises(CaptureFailed):
         tampering(tap, change).capture({"prompt": "hello", "max_tokens": 1})
+
+
+def test_a_witness_comes_along(tap: FakeTap) -> None:
+    witness = {"first_row": 4, "top_tokens": [[97, 5]], "top_logprobs": [[-0.5, -2.0]]}
+    capture = tampering(tap, lambda out: out["data"][0].update(witness=witness)).capture(
+        {"prompt": "hello", "max_tokens": 1}
+    )
+    assert capture.witness == Witness(4, ((97, 5),), ((-0.5, -2.0),))
 
 
 def test_a_damaged_slice_makes_no_capture(tap: FakeTap) -> None:

@@ -8,7 +8,7 @@ from tests.unit.extractor.conftest import Bench
 
 from taphouse_extractor import feeder as feeder_module
 from taphouse_extractor.feeder import Feeder, FeederLimits
-from taphouse_extractor.leases import Tries
+from taphouse_extractor.leases import Tries, Waits
 from taphouse_extractor.records import BatchRef
 
 
@@ -145,11 +145,40 @@ def test_a_lost_queue_is_rebuilt(bench: Bench, feeder: Feeder, clock: Clock) -> 
 def test_waiting_is_kept_and_does_not_end_in_failure(bench: Bench, feeder: Feeder, clock: Clock) -> None:
     job = bench.job(rows(1))
     ref = refs(job.id, 0)[0]
-    bench.leases.counted[ref] = Tries(waits=50, not_before=clock.now + 10, reason="engine away")
+    bench.leases.waits = Waits(clock.monotonic)
+    bench.leases.counted[ref] = Tries(waits=50, delay_s=10, reason="engine away")
     assert feeder.step() == 0
-    assert bench.overview.job(job.id).reason == "a batch waits for its next run: engine away"
+    told = bench.overview.job(job.id)
+    assert told.reason == "a batch waits for its next run: engine away" and told.batches.waiting == 1
+    clock.now += 9
+    assert feeder.step() == 0
+    clock.now += 2
+    assert feeder.step() == 1
+
+
+def test_a_wall_clock_that_jumps_or_differs_delays_no_batch(
+    bench: Bench, feeder: Feeder, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose clock is an hour ahead counted the wait, then ours went back a day."""
+    job = bench.job(rows(1))
+    bench.leases.waits = Waits(clock.monotonic)
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time", lambda: 1e9 + 3600)
+        bench.leases.counted[refs(job.id, 0)[0]] = Tries().again("engine away", 10.0, waits=1)
+    monkeypatch.setattr(clock, "time", lambda: 1e9 - 86_400)
+    assert feeder.step() == 0
     clock.now += 11
     assert feeder.step() == 1
+
+
+def test_each_wait_begins_anew(clock: Clock) -> None:
+    waits, ref = Waits(clock.monotonic), BatchRef(job_id="j20200101000000-00000000", batch=0)
+    first = Tries().again("away", 10.0, waits=1)
+    assert waits.look({ref: first}) == {ref}
+    clock.now += 11
+    assert waits.look({ref: first}) == set()
+    assert waits.look({ref: first.again("away", 10.0, waits=2)}) == {ref}
+    assert waits.look({}) == set()
 
 
 def test_a_batch_that_keeps_crashing_is_given_up_with_its_reason(bench: Bench, feeder: Feeder) -> None:
@@ -210,7 +239,7 @@ def test_the_leader_mends_the_ledger_and_drops_dead_spools(
 
 def test_a_batch_whose_rows_are_lost_is_given_up_and_holds_up_no_other(bench: Bench, feeder: Feeder) -> None:
     lost, other = bench.job(rows(1)), bench.job(rows(1))
-    bench.store.delete(f"jobs/{lost.id}/rows/000000.jsonl")
+    bench.store.delete(f"jobs/{lost.id}/rows.jsonl")
     bench.leases.counted[refs(lost.id, 0)[0]] = Tries(bad=2, reason="no rows")
     assert feeder.step() == 1
     assert list(bench.queue.queued.values()) == refs(other.id, 0)

@@ -32,7 +32,6 @@ def test_a_job_that_was_deleted_is_forgotten(bench: Bench) -> None:
     job = bench.job([{"prompt": "a"}])
     assert len(bench.overview.jobs(10)) == 1
     bench.records.drop_unspooled(job.id)
-    bench.store.local_path(f"jobs/{job.id}/rows").rmdir()
     bench.store.local_path(f"jobs/{job.id}").rmdir()
     assert bench.overview.jobs(10) == []
 

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from taphouse.errors import StoreError
 from taphouse.store import LocalStore
 from taphouse.wire import JobOptions
 from taphouse_extractor.errors import InvalidRequest, NotFound, TooLarge
@@ -89,7 +93,7 @@ def test_a_dataset_over_a_limit_or_no_dataset_is_refused_by_line(
     taking.abort()
     with pytest.raises(NotFound):
         records.job(taking.job.id)
-    assert records.store.list(f"jobs/{taking.job.id}/rows") == []
+    assert list((records.store.local_path("jobs") / taking.job.id).iterdir()) == []
 
 
 def test_a_line_is_refused_before_it_is_whole(records: Records) -> None:
@@ -153,3 +157,64 @@ def test_a_spooling_that_a_feeder_dropped_makes_no_job(records: Records) -> None
     records.drop_unspooled(taking.job.id)
     with pytest.raises(NotFound):
         taking.finish()
+
+
+def test_a_job_is_flushed_to_disk_before_it_exists_and_not_once_a_batch(
+    records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written when, by the names of the files flushed."""
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    taking = spool(records, Limits(1 << 20, 1000, 200), batch_size=1)
+    begun = len(flushed)
+    taking.feed(b'{"prompt":"0"}\n' * 500)
+    assert len(flushed) == begun
+    seen: list[tuple[bool, list[str]]] = []
+    put_job = records.put_job
+    monkeypatch.setattr(
+        records, "put_job", lambda job: (seen.append((job.spooled, flushed[begun:])), put_job(job))
+    )
+    job = taking.finish()
+    [(spooled, before)] = seen
+    assert spooled and sum(name.startswith(".tmp-") for name in before) == 2
+    assert before.count(job.id) == 2  # the directory that holds their names
+    assert len(flushed) - begun <= 8 and job.batches == 500
+    assert rows_of(records, job.id) == [[{"prompt": "0"}]] * 500
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.index"])
+def test_rows_that_were_cut_are_said(records: Records, name: str) -> None:
+    taking = spool(records, batch_size=1)
+    taking.feed(b'{"prompt":"0"}\n{"prompt":"1"}\n')
+    job = taking.finish()
+    file = records.store.local_path(f"jobs/{job.id}/{name}")
+    os.truncate(file, file.stat().st_size - 3)
+    assert len(list(records.row_lines(BatchRef(job_id=job.id, batch=0)))) == 1
+    with pytest.raises(StoreError, match=r"rows\.index"):
+        list(records.row_lines(BatchRef(job_id=job.id, batch=1)))
+
+
+def test_a_spooling_that_was_killed_leaves_no_job_and_no_rows(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from taphouse.store import LocalStore
+from taphouse.wire import JobOptions
+from taphouse_extractor.records import Records
+from taphouse_extractor.spool import Limits, Spool
+spool = Spool(Records(LocalStore({str(tmp_path)!r})), Limits(1 << 20, 1000, 200), JobOptions(), None)
+spool.feed(b'{{"prompt":"' + b"x" * 100 + b'"}}\\n')
+spool._flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == -signal.SIGKILL
+    records = Records(LocalStore(tmp_path))
+    [job_id] = records.job_ids()
+    assert not records.job(job_id).spooled and records.store.list(f"jobs/{job_id}") == ["job.json"]
+    assert records.store.sweep_temporaries(older_than_s=-1) == 2

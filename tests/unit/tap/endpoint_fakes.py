@@ -119,7 +119,9 @@ class FakeEngine:
         request: CaptureRequest,
         opt_in: dict[str, Any],
         request_id: str,
+        *,
         dp_rank: int | None = None,
+        top: int = 0,
     ) -> Generated:
         wanted = slices.verify_opt_in(self.start.secret, opt_in)
         assert self.start.is_claimed(wanted.tag)
@@ -139,7 +141,8 @@ class FakeEngine:
         for rank in range(self.model.tp_size):
             if rank != self.silent_rank:
                 threading.Thread(target=self._seal, args=(rank, wanted, fed), daemon=True).start()
-        return Generated(list(generated), self.finish_reason)
+        ranked = [[(token, -0.5), (token + 1, -1.5)][:top] for token in generated] if top else []
+        return Generated(list(generated), self.finish_reason, ranked)
 
     def _seal(self, rank: int, wanted: slices.OptIn, fed: list[int]) -> None:
         width = self.model.hidden_size // self.model.tp_size
@@ -204,6 +207,8 @@ class FakeServer:
         self.tokenizer = tokenizer
         self.dp_size = dp_size
         self.canary_answer: dict[str, Any] = PASSED
+        self.proof_answer: dict[str, Any] = PASSED
+        self.proven: list[tuple[int, list[int]]] = []
         self.carries_tap = True
         self._model = model
         self._start = start
@@ -213,8 +218,19 @@ class FakeServer:
             raise CaptureOff("the engine's ranks do not carry the tap")
         return self._start.start_id
 
-    async def check(self, tag: str, token_ids: list[int], rows: int) -> list[Any]:
+    async def check(
+        self,
+        tag: str,
+        token_ids: list[int],
+        rows: int,
+        first: int | None = None,
+        highest: list[int] | None = None,
+    ) -> list[Any]:
         assert len(self._start.slice_paths(tag)) == self._model.tp_size
+        if first is not None and highest is not None:
+            self.proven.append((first, highest))
+            assert rows == len(token_ids) and first + len(highest) <= rows
+            return [self.proof_answer] * self._model.tp_size
         assert rows == len(token_ids) - 1
         return [self.canary_answer] * self._model.tp_size
 
@@ -291,6 +307,7 @@ def make_bench(
     **settings: Any,
 ) -> Bench:
     model = model or make_model()
+    settings.setdefault("proof_interval_s", 0)
     start = slices.open_start(directory / "slices", "abc12")
     server = FakeServer(start, model, tokenizer or FakeTokenizer())
     service = Service(TapSettings(slice_dir=directory / "slices", **settings), server, Metrics(publish=False))

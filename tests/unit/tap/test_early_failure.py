@@ -24,7 +24,7 @@ class Endless:
         self.start, self.aborted = start, False
 
     async def generate(
-        self, token_ids: list[int], request: CaptureRequest, opt_in: dict[str, Any], *_: Any
+        self, token_ids: list[int], request: CaptureRequest, opt_in: dict[str, Any], *_: Any, **__: Any
     ) -> Generated:
         base = template(self.start)
         trailer = Trailer(**{**vars(base), "tag": opt_in["tag"], "prompt_len": len(token_ids)})

@@ -10,7 +10,7 @@ import torch
 from tests.unit.tap.worker_fakes import Decoder
 from torch import nn
 
-from taphouse_tap import compat
+from taphouse_tap import compat_model
 from taphouse_tap.errors import CaptureRefused
 from taphouse_tap.rank.tap import tapped_layers
 from taphouse_tap.rank.taps import Taps, faults
@@ -39,7 +39,7 @@ def tapped(
 ) -> tuple[Taps, torch.Tensor, torch.Tensor]:
     rows = torch.full((6, len(layers), width), float("nan"))
     marks = torch.full((6, 2), -1)
-    stack = compat.find_stack(model, torch.float32)
+    stack = compat_model.find_stack(model, torch.float32)
     return Taps(stack, layers, rows, marks, column), rows, marks
 
 
@@ -85,7 +85,7 @@ def test_an_error_in_a_tap_is_reported_and_not_raised(reported: list[str]) -> No
 
 def test_half_installed_taps_are_taken_out_again() -> None:
     model = Decoder(2)
-    stack = compat.find_stack(model, torch.float32)
+    stack = compat_model.find_stack(model, torch.float32)
     with pytest.raises(IndexError):
         Taps(stack, [0, 7], torch.zeros(6, 2, 8), torch.zeros(6, 2), 0)
     assert not any(m._forward_pre_hooks for m in model.modules())
@@ -117,7 +117,7 @@ class Wrapper(nn.Module):
 
 
 def test_the_language_models_stack_is_found() -> None:
-    assert len(compat.find_stack(Wrapper(), torch.bfloat16).layers) == 3
+    assert len(compat_model.find_stack(Wrapper(), torch.bfloat16).layers) == 3
 
 
 class Rescaling(nn.Module):
@@ -127,15 +127,15 @@ class Rescaling(nn.Module):
 
 def test_stacks_that_cannot_be_right_are_refused() -> None:
     with pytest.raises(CaptureRefused, match="no decoder stack"):
-        compat.find_stack(nn.Linear(2, 2), torch.float32)
+        compat_model.find_stack(nn.Linear(2, 2), torch.float32)
     model = Decoder(2)
     model.layers = nn.ModuleList([nn.Linear(2, 2)])
     with pytest.raises(CaptureRefused, match="takes no hidden_states"):
-        compat.find_stack(model, torch.float32)
+        compat_model.find_stack(model, torch.float32)
     model.layers = nn.ModuleList([Rescaling()])
-    assert compat.find_stack(model, torch.bfloat16)
+    assert compat_model.find_stack(model, torch.bfloat16)
     with pytest.raises(CaptureRefused, match="rescales"):
-        compat.find_stack(model, torch.float16)
+        compat_model.find_stack(model, torch.float16)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from tests.unit.tap.worker_fakes import Decoder
 from torch import nn
 
-from taphouse_tap import __version__, compat, worker
+from taphouse_tap import __version__, compat, compat_model, worker
 from taphouse_tap.rank.tap import WorkerTap
 from taphouse_tap.rank.taps import faults
 
@@ -113,7 +113,7 @@ def test_an_error_on_the_way_leaves_the_model_untouched(
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(compat, function, broken)
+    monkeypatch.setattr(compat if hasattr(compat, function) else compat_model, function, broken)
     tap = installed()
     assert tap.steps is None and hooked(model) == 0
     assert tap.breaker.reason == "error in load_model: ZeroDivisionError: ours"

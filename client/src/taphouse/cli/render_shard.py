@@ -41,6 +41,7 @@ def header_view(path: Path, header: ShardHeader, limit: int) -> RenderableType:
             plain(header.job_id or "–") + (f", batch {header.batch}" if header.batch is not None else ""),
         ),
         ("made by", plain(header.created_by)),
+        ("witnessed", f"{sum(s.witness is not None for s in header.samples)} samples"),
         ("fingerprint", header.fingerprint_id),
         *((f"  {name}", plain(value)) for name, value in sorted(header.fingerprint.items())),
     ]
@@ -67,7 +68,14 @@ def header_view(path: Path, header: ShardHeader, limit: int) -> RenderableType:
 def reports_table(reports: list[Report]) -> RenderableType:
     """One line a file, and below it what is wrong with it."""
     result = table(
-        "", "shard", "samples", "tokens", "stored", "problem", right=("samples", "tokens", "stored")
+        "",
+        "shard",
+        "samples",
+        "witnessed",
+        "tokens",
+        "stored",
+        "problem",
+        right=("samples", "witnessed", "tokens", "stored"),
     )
     for report in reports:
         mark = Text("ok", "green") if report.ok else Text("BAD", "bold red")
@@ -76,12 +84,13 @@ def reports_table(reports: list[Report]) -> RenderableType:
             mark,
             plain(report.source),
             count(report.samples),
+            count(report.witnessed),
             count(report.tokens),
             size(report.bytes),
             plain(first),
         )
         for problem in more:
-            result.add_row("", "", "", "", "", plain(problem))
+            result.add_row("", "", "", "", "", "", plain(problem))
     return result
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from taphouse import __version__
-from taphouse.errors import ChecksumMismatch, MalformedShard, ShardError, UnsupportedShard
-from taphouse.samples import STORAGE_DTYPES, id_problem
+from taphouse.errors import ChecksumMismatch, InvalidSample, MalformedShard, ShardError, UnsupportedShard
+from taphouse.samples import STORAGE_DTYPES, Witness, id_problem
 from taphouse.shards.codec import CODECS, PLANES_ZSTD1, STORED, TENSOR_DTYPES, unknown_codec
 from taphouse.slices import fingerprint_id
 
@@ -49,6 +49,26 @@ class TensorInfo(_Record):
     planes: tuple[int, ...] | None = None
 
 
+class WitnessInfo(_Record):
+    """What the engine ranked highest at rows `first_row` on: see `taphouse.samples.Witness`."""
+
+    first_row: int
+    top_tokens: tuple[tuple[int, ...], ...] = Field(strict=False)
+    top_logprobs: tuple[tuple[float, ...], ...] = Field(strict=False)
+
+    @model_validator(mode="after")
+    def _is_a_witness(self) -> WitnessInfo:
+        try:
+            self.witness()
+        except InvalidSample as error:
+            raise ValueError(error.detail) from error
+        return self
+
+    def witness(self) -> Witness:
+        """As samples carry it."""
+        return Witness(self.first_row, self.top_tokens, self.top_logprobs)
+
+
 class SampleInfo(_Record):
     """One sample: `tokens` is T, its number of rows; the fields are those of `taphouse.samples.Sample`."""
 
@@ -57,6 +77,7 @@ class SampleInfo(_Record):
     prompt_len: int = Field(ge=1)
     next_token_id: int | None = Field(ge=0, lt=2**31)
     finish_reason: str | None
+    witness: WitnessInfo | None = None
     tensors: dict[str, TensorInfo]
 
     @field_validator("id")
@@ -179,7 +200,7 @@ def pack_metadata(meta: ShardMeta, samples: list[SampleInfo]) -> dict[str, str]:
     header = meta.model_dump()
     header["fingerprint_id"] = meta.fingerprint_id
     header["samples"] = [
-        sample.model_dump(exclude={"tensors"})
+        sample.model_dump(exclude={"tensors"} if sample.witness else {"tensors", "witness"})
         | {"tensors": {name: info.model_dump(exclude_none=True) for name, info in sample.tensors.items()}}
         for sample in samples
     ]
@@ -240,6 +261,8 @@ def _check(header: ShardHeader) -> None:
 def _check_sample(header: ShardHeader, sample: SampleInfo) -> None:
     if sample.prompt_len > sample.tokens:
         raise MalformedShard(f"prompt_len {sample.prompt_len} is over its {sample.tokens} tokens")
+    if sample.witness is not None and sample.witness.witness().rows.stop > sample.tokens:
+        raise MalformedShard(f"its witness speaks of rows past its {sample.tokens} tokens")
     if set(sample.tensors) != set(TENSORS):
         raise MalformedShard(f"its tensors are {sorted(sample.tensors)}, not {sorted(TENSORS)}")
     for name, (dtype, shape) in tensor_specs(header, sample.tokens).items():

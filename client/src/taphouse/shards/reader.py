@@ -169,6 +169,7 @@ class Shard:
             prompt_len=info.prompt_len,
             next_token_id=info.next_token_id,
             finish_reason=info.finish_reason,
+            witness=info.witness.witness() if info.witness else None,
             **arrays,
         )
         if self._verify:

@@ -24,7 +24,8 @@ class Finding:
 class Report:
     """What `verify_shard` found. `problem` is set when the shard can't be opened at all; `bad` names samples.
 
-    `samples` and `tokens` count what the header declares, `good` the samples that are as they were written;
+    `samples` and `tokens` count what the header declares, `good` the samples that are as they were written,
+    `witnessed` those that carry the engine's own top tokens (a trainer compares them with the states);
     `bytes` and `raw_bytes` are those of the file and of its tensors decoded. All are 0 when it can't be
     opened.
     """
@@ -34,6 +35,7 @@ class Report:
     kind: str | None = None
     samples: int = 0
     good: int = 0
+    witnessed: int = 0
     tokens: int = 0
     bytes: int = 0
     raw_bytes: int = 0
@@ -67,6 +69,7 @@ def verify_shard(source: ShardSource, *, sha256: str | None = None) -> Report:
             name,
             samples=len(shard),
             good=len(shard) - len(bad),
+            witnessed=sum(info.witness is not None for info in shard.header.samples),
             tokens=shard.header.tokens,
             bytes=shard.nbytes,
             raw_bytes=shard.header.raw_bytes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from taphouse.errors import InvalidSample, MalformedShard
@@ -22,6 +23,7 @@ from taphouse.shards.header import (
     ShardFacts,
     ShardMeta,
     TensorInfo,
+    WitnessInfo,
     pack_metadata,
     tensor_name,
     tensor_specs,
@@ -79,6 +81,7 @@ class _Encoder:
                 prompt_len=sample.prompt_len,
                 next_token_id=sample.next_token_id,
                 finish_reason=sample.finish_reason,
+                witness=WitnessInfo.model_validate(asdict(sample.witness)) if sample.witness else None,
                 tensors=tensors,
             )
         )

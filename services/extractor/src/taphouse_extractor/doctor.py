@@ -137,7 +137,7 @@ class Doctor:
 
 
 def _consumer(consumer: Consumer, now: float) -> Check:
-    name, age = f"consumer {consumer.name}", now - (consumer.updated_at or 0.0)
+    name, age = f"consumer {consumer.name}", max(0.0, now - (consumer.updated_at or 0.0))
     where = f"at entry {consumer.cursor}, {consumer.lag} behind"
     if consumer.ended is not None:
         ended = f"ended at step {consumer.step} ({consumer.ended}), {where}, {age:.0f} s ago"

@@ -22,6 +22,8 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
+from taphouse.errors import InvalidSample
+from taphouse.samples import Witness
 from taphouse.slices import (
     SliceError,
     check_slices,
@@ -72,6 +74,7 @@ class Capture:
     dtype: str
     fingerprint: dict[str, Any]
     fingerprint_id: str
+    witness: Witness | None = None
 
     @property
     def hidden_size(self) -> int:
@@ -232,7 +235,22 @@ def _read(answer: dict[str, Any], item: dict[str, Any], directory: Path, layers:
         dtype=tapped.dtype,
         fingerprint=fingerprint,
         fingerprint_id=fingerprint_id(fingerprint),
+        witness=_witness(item.get("witness")),
     )
+
+
+def _witness(found: Any) -> Witness | None:
+    """What the engine said for a proof; raises `CaptureFailed` for what is no witness."""
+    if found is None:
+        return None
+    try:
+        tokens = tuple(tuple(int(token) for token in row) for row in found["top_tokens"])
+        logprobs = tuple(tuple(float(value) for value in row) for row in found["top_logprobs"])
+        return Witness(int(found["first_row"]), tokens, logprobs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CaptureFailed(f"the engine's witness lacks what it must have: {error!r}") from error
+    except InvalidSample as error:
+        raise CaptureFailed(f"the engine's witness can't be: {error.detail}") from error
 
 
 def _release(directory: Path, tag: str) -> None:

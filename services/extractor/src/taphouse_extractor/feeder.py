@@ -99,6 +99,7 @@ class Feeder:
         tries = self._leases.tries()
         jobs = self._progress.refresh()
         busy = set(view.queued.values()) | taken | running.keys()
+        waiting = self._leases.waiting(tries)
         self._drop_unwanted(view, {job.record.id for job in jobs if job.cancelled})
         if self._paused() is not None:
             return 0
@@ -107,7 +108,7 @@ class Feeder:
             for ref in job.pending():
                 if fed >= room:
                     return fed
-                if ref not in busy and self._may_run(job.record, ref, tries.get(ref)):
+                if ref not in busy and self._may_run(job.record, ref, tries.get(ref), ref in waiting):
                     self._queue.enqueue(ref)
                     fed += 1
         return fed
@@ -132,7 +133,7 @@ class Feeder:
                 self._leases.count_bad(ref, "its worker is gone")
         return alive
 
-    def _may_run(self, job: JobRecord, ref: BatchRef, tries: Tries | None) -> bool:
+    def _may_run(self, job: JobRecord, ref: BatchRef, tries: Tries | None, waits: bool) -> bool:
         if tries is None:
             return True
         if tries.bad >= self._limits.max_attempts:
@@ -141,7 +142,7 @@ class Feeder:
             self._fail(job, ref, reason)
             self._leases.forget(ref)
             return False
-        return time.time() >= tries.not_before
+        return not waits
 
     def _drop_unwanted(self, view: QueueView, cancelled: set[str]) -> None:
         for rq_id, ref in view.queued.items():

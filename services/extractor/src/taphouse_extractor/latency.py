@@ -78,7 +78,7 @@ class LatencyWindow:
 
     def add(self, text: str) -> Latency:
         """Add a scrape and return the window's quantiles. Raises ValueError for text that can't be read."""
-        scrape = parse_metrics(text, time.time())
+        scrape = parse_metrics(text, time.monotonic())
         if self._scrapes and _total(scrape.ttft) < _total(self._scrapes[-1].ttft):
             self._scrapes.clear()  # the engine was restarted
         self._scrapes.append(scrape)

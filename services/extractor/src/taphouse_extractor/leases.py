@@ -1,7 +1,7 @@
 """What Redis holds beside the queue itself. All of it may be lost at any time: the store is the truth.
 
 <prefix>:lease:<job>:<batch>     who runs the batch; short-lived, renewed while it runs
-<prefix>:tries:<job>:<batch>     runs that ended badly, and when it may run again
+<prefix>:tries:<job>:<batch>     runs that ended badly, and how long it waits for the next
 <prefix>:worker:<name>           a worker process that is alive
 <prefix>:leader                  the feeder that feeds
 <prefix>:known                   absent in a Redis that is new or was wiped
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from taphouse_extractor.errors import BatchBusy
 from taphouse_extractor.records import BatchRef
 
-__all__ = ["Client", "Leases", "Tries", "connect", "keep_renewing"]
+__all__ = ["Client", "Leases", "Tries", "Waits", "connect", "keep_renewing"]
 
 log = logging.getLogger(__name__)
 Client = Any
@@ -48,19 +48,43 @@ def connect(url: str, *, text: bool = True, timeout_s: float = 5.0) -> Client:
 
 
 class Tries(BaseModel):
-    """Runs of a batch that ended badly. `not_before` is in seconds since the epoch."""
+    """Runs of a batch that ended badly. It waits `delay_s` before the next: see `Waits`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     bad: int = 0
     waits: int = 0
-    not_before: float = 0.0
+    delay_s: float = 0.0
     reason: str = ""
 
     def again(self, reason: str, delay_s: float, **counted: int) -> Tries:
         """These, one more counted."""
-        update = {"reason": reason[:500], "not_before": time.time() + delay_s, **counted}
+        update = {"reason": reason[:500], "delay_s": delay_s, **counted}
         return self.model_copy(update=update)
+
+
+class Waits:
+    """Which batches wait for their next run, by this process's own monotonic clock.
+
+    A wait begins when it is first seen here: wall clocks jump, and those of workers differ from ours. A
+    process that starts anew waits anew. Safe to share between threads.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[BatchRef, tuple[Tries, float]] = {}
+        self._lock = threading.Lock()
+
+    def look(self, tries: dict[BatchRef, Tries]) -> set[BatchRef]:
+        """Those of `tries` (all that there are) that still wait."""
+        now = self._clock()
+        with self._lock:
+            known = self._seen
+            self._seen = {
+                ref: known[ref] if ref in known and known[ref][0] == found else (found, now)
+                for ref, found in tries.items()
+            }
+            return {ref for ref, (found, since) in self._seen.items() if now - since < found.delay_s}
 
 
 class Leases:
@@ -69,6 +93,7 @@ class Leases:
     def __init__(self, client: Client, *, prefix: str, ttl_s: float) -> None:
         self._redis, self._prefix, self._ttl_ms = client, prefix, int(ttl_s * 1000)
         self.renew_every_s = ttl_s / 5
+        self._waits = Waits()
 
     @contextmanager
     def hold(self, ref: BatchRef, holder: str, *, deadline_s: float) -> Iterator[None]:
@@ -118,6 +143,10 @@ class Leases:
             except ValueError:
                 log.warning("ignored tries that nobody here counted: %r", key)
         return found
+
+    def waiting(self, tries: dict[BatchRef, Tries]) -> set[BatchRef]:
+        """Those of `tries` whose wait is not over."""
+        return self._waits.look(tries)
 
     def tries_of(self, ref: BatchRef) -> Tries:
         """One batch's."""

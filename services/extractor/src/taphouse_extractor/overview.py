@@ -62,11 +62,11 @@ class Overview:
         except redis.RedisError as error:
             return Live(problem=f"Redis can't be used: {error}")
         running = frozenset(held) | frozenset(view.taken.values())
-        now, by_worker = time.time(), {worker: str(ref) for ref, worker in held.items()}
+        by_worker = {worker: str(ref) for ref, worker in held.items()}
         return Live(
             queued=frozenset(view.queued.values()) - running,
             running=running,
-            waiting=frozenset(ref for ref, t in tries.items() if t.not_before > now) - running,
+            waiting=frozenset(self._leases.waiting(tries)) - running,
             reasons=tuple((ref, t.reason) for ref, t in tries.items()),
             workers=tuple(
                 Worker(

@@ -214,4 +214,5 @@ def to_sample(prompt: Prompt, capture: Capture) -> Sample:
         prompt_len=min(capture.prompt_len, rows),
         next_token_id=int(tokens[rows]) if len(tokens) > rows else None,
         finish_reason=capture.finish_reason,
+        witness=capture.witness,
     )

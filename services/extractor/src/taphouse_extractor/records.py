@@ -3,7 +3,8 @@
 ::
 
     jobs/<job id>/job.json               definition; written first, and again with its row count once spooled
-    jobs/<job id>/rows/<batch>.jsonl     rows of one batch
+    jobs/<job id>/rows.jsonl             its rows, as they lie in batches
+    jobs/<job id>/rows.index             where each batch begins, and where the last ends: u64, little-endian
     jobs/<job id>/engine.json            fingerprint and layers that the job began with, first batch wins
     jobs/<job id>/outcomes/<batch>.json  what became of a batch's rows, first outcome wins
     jobs/<job id>/cancelled              marker
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import struct
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -24,9 +26,10 @@ from taphouse.store import Store, put_json, put_json_new, read_json
 from taphouse.wire import JobOptions, RowFailure
 from taphouse_extractor.errors import NotFound
 
-__all__ = ["MAX_BATCHES", "BatchRef", "JobRecord", "Outcome", "Pin", "Records", "new_job_id"]
+__all__ = ["MAX_BATCHES", "OFFSET", "BatchRef", "JobRecord", "Outcome", "Pin", "Records", "new_job_id"]
 
 MAX_BATCHES = 10**6
+OFFSET = struct.Struct("<Q")
 JOB_ID = re.compile(r"j[0-9]{14}-[0-9a-f]{8}")
 
 
@@ -140,19 +143,30 @@ class Records:
 
     def drop_unspooled(self, job_id: str) -> None:
         """Remove what a spooling that never ended left behind."""
-        self.store.delete(f"jobs/{job_id}/job.json")
-        for name in self.store.list(f"jobs/{job_id}/rows"):
-            self.store.delete(f"jobs/{job_id}/rows/{name}")
+        for path in (f"jobs/{job_id}/job.json", *self.rows_paths(job_id)):
+            self.store.delete(path)
 
-    def rows_path(self, ref: BatchRef) -> str:
-        """Where a batch's rows lie."""
-        return f"jobs/{ref.job_id}/rows/{ref.batch:06d}.jsonl"
+    def rows_paths(self, job_id: str) -> tuple[str, str]:
+        """Where a job's rows lie, and their index."""
+        return f"jobs/{job_id}/rows.jsonl", f"jobs/{job_id}/rows.index"
 
     def row_lines(self, ref: BatchRef) -> Iterator[bytes]:
         """Rows of a batch, one JSON object each."""
-        with self.store.open(self.rows_path(ref)) as file:
-            for line in file:
-                yield line.rstrip(b"\n")
+        rows, index = self.rows_paths(ref.job_id)
+        with self.store.open(index) as file:
+            file.seek(ref.batch * OFFSET.size)
+            ends = file.read(2 * OFFSET.size)
+        if len(ends) != 2 * OFFSET.size:
+            raise StoreError(f"{index} has no batch {ref.batch}", path=index)
+        at, end = (number for (number,) in OFFSET.iter_unpack(ends))
+        with self.store.open(rows) as file:
+            file.seek(at)
+            while at < end:
+                line = file.readline()
+                at += len(line)
+                if not line.endswith(b"\n") or at > end:
+                    raise StoreError(f"{rows} is not what {index} says of batch {ref.batch}", path=rows)
+                yield line.removesuffix(b"\n")
 
     def cancel(self, job_id: str) -> None:
         """Mark a job cancelled. Idempotent."""

@@ -1,4 +1,6 @@
-"""A dataset → files of rows, one a batch, as it streams in: never more than one row is held in memory.
+"""A dataset → a file of its rows and an index of its batches, as it streams in; little is held in memory.
+
+Both are flushed to disk once, at the end, whatever the number of batches; the job exists after that.
 
 Lines that aren't JSON objects, or are over a limit, refuse the whole dataset, and the message names the line.
 A row that is an object but no usable prompt is taken: it becomes a failed row, so that one bad row costs one
@@ -17,10 +19,9 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from taphouse.store import StagedFile
 from taphouse.wire import JobOptions
 from taphouse_extractor.errors import InvalidRequest, TooLarge
-from taphouse_extractor.records import MAX_BATCHES, BatchRef, JobRecord, Records, new_job_id
+from taphouse_extractor.records import MAX_BATCHES, OFFSET, JobRecord, Records, new_job_id
 
 __all__ = ["Limits", "Spool", "open_dataset", "spool_file"]
 
@@ -45,8 +46,9 @@ class Spool:
         self.job = JobRecord(id=new_job_id(now), name=name, options=options, created_at=now)
         self._max_rows = min(limits.max_rows, MAX_BATCHES * options.batch_size)
         self._tail, self._received, self._line, self._rows = bytearray(), 0, 0, 0
-        self._file: StagedFile | None = None
-        self._buffer = bytearray()
+        rows, index = records.rows_paths(self.job.id)
+        self._file, self._buffer, self._written = records.store.create(rows), bytearray(), 0
+        self._index, self._offsets = records.store.create(index), bytearray()
         records.put_job(self.job)
 
     def feed(self, chunk: bytes) -> None:
@@ -66,9 +68,12 @@ class Spool:
         """The dataset is complete: make it a job. Durable when this returns."""
         if self._tail:
             self._take_line(bytes(self._tail))
-        self._seal_batch()
         if not self._rows:
             raise InvalidRequest("the dataset has no rows", param="body")
+        self._offsets += OFFSET.pack(self._written)
+        self._flush()
+        self._file.seal()
+        self._index.seal()
         self._records.job(self.job.id)  # gone when a feeder took it for abandoned, and its rows with it
         self.job = self.job.model_copy(update={"rows": self._rows, "spooled": True})
         self._records.put_job(self.job)
@@ -76,8 +81,8 @@ class Spool:
 
     def abort(self) -> None:
         """Drop all of it."""
-        if self._file is not None:
-            self._file.abort()
+        self._file.abort()
+        self._index.abort()
         self._records.drop_unspooled(self.job.id)
 
     def _take_line(self, line: bytes) -> None:
@@ -97,11 +102,10 @@ class Spool:
         if self._rows == self._max_rows:
             raise TooLarge(f"line {self._line}: over {self._max_rows} rows; split the dataset", param="body")
         if self._rows % self.job.options.batch_size == 0:
-            self._seal_batch()
-            ref = BatchRef(job_id=self.job.id, batch=self._rows // self.job.options.batch_size)
-            self._file = self._records.store.create(self._records.rows_path(ref))
+            self._offsets += OFFSET.pack(self._written)
         self._rows += 1
         self._buffer += line + b"\n"
+        self._written += len(line) + 1
         if len(self._buffer) >= CHUNK_BYTES:
             self._flush()
 
@@ -113,15 +117,11 @@ class Spool:
         return f"line {self._line}"
 
     def _flush(self) -> None:
-        if self._file is not None:
-            self._file.write(bytes(self._buffer))
-            self._buffer.clear()
-
-    def _seal_batch(self) -> None:
-        if self._file is not None:
-            self._flush()
-            self._file.seal()
-            self._file = None
+        """Write both files, so that neither looks as if its writer had died."""
+        self._file.write(bytes(self._buffer))
+        self._index.write(bytes(self._offsets))
+        self._buffer.clear()
+        self._offsets.clear()
 
 
 def spool_file(file: BinaryIO, spool: Spool) -> JobRecord:

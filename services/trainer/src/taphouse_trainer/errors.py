@@ -12,7 +12,8 @@
         ├── ShardDamaged        missing, truncated, bit-flipped, not finite, unknown format
         ├── WrongLayers         layer ids, layer count or hidden size are not the target's
         ├── WrongFingerprint    states of other weights than the target's
-        └── WrongTokens         token ids outside the target's vocabulary
+        ├── WrongTokens         token ids outside the target's vocabulary
+        └── WitnessContradicts  the engine's own top tokens don't follow from the states
 
 Every message says what was wrong and what to do about it. ``ShardRefused.reason`` is a short word
 for metrics and for the consumer record.
@@ -77,3 +78,9 @@ class WrongTokens(ShardRefused):
     """Token ids outside the target's vocabulary."""
 
     reason = "tokens"
+
+
+class WitnessContradicts(ShardRefused):
+    """A sample's states are not those from which the engine chose its tokens."""
+
+    reason = "witness"

@@ -19,8 +19,16 @@ from taphouse.ledger import LedgerEntry
 from taphouse.samples import Sample
 from taphouse.shards import Shard, ShardHeader, open_shard
 from taphouse.store import Store
-from taphouse_trainer.errors import SettingsConflict, ShardDamaged, ShardRefused, WrongLayers, WrongTokens
+from taphouse_trainer.errors import (
+    SettingsConflict,
+    ShardDamaged,
+    ShardRefused,
+    WitnessContradicts,
+    WrongLayers,
+    WrongTokens,
+)
 from taphouse_trainer.verifier import Verifier
+from taphouse_trainer.witness import contradiction
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +151,8 @@ class ShardGate:
                         f"sample {sample.id} has token {int(sample.token_ids.max())}, "
                         f"the target knows {self._verifier.vocab_size}"
                     )
+                if problem := contradiction(sample, header.layers.index(header.num_layers), self._verifier):
+                    raise WitnessContradicts(f"sample {sample.id}: {problem}")
                 counted.append(Counted(sample.id, sample.token_ids, sample.loss_mask))
         self.layers = layers
         if header.fingerprint_id not in self._fingerprints:

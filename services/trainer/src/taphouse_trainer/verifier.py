@@ -29,6 +29,7 @@ from taphouse_trainer.errors import TargetError, WrongFingerprint
 
 _DTYPES = {"BF16": ("bfloat16", np.uint16), "F16": ("float16", np.float16), "F32": ("float32", np.float32)}
 _MAX_HEADER_BYTES = 100_000_000
+_CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 _ONE_PLUS_WEIGHT = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "qwen3_5", "qwen3_5_text"})
 
 
@@ -74,6 +75,19 @@ class Verifier:
         values = _round_to(self.final_norm.as_float32(), dtype)
         return hashlib.sha256(values.astype("<f4").tobytes()).hexdigest()
 
+    def logits(self, state: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Logits float32 [n] of `tokens` [n] for a state [H] that enters the final norm (an RMS norm)."""
+        x = state.astype(np.float32)
+        eps = float(self.config.get("rms_norm_eps", 1e-6))
+        normed = x / np.sqrt(np.mean(x * x) + eps) * self.final_norm.as_float32()
+        rows = RawTensor(self.lm_head.name, self.lm_head.dtype, self.lm_head.data[tokens])
+        return rows.as_float32() @ normed
+
+    @property
+    def plain_logits(self) -> bool:
+        """Whether logits are head(norm(h)) as they are, neither scaled nor capped."""
+        return not any(self.config.get(key) not in (None, 1, 1.0) for key in _CHANGES_LOGITS)
+
     def check_fingerprint(self, fingerprint: Mapping[str, Any], dtype: str) -> None:
         """Compare a shard's fingerprint with this checkpoint.
 
@@ -103,6 +117,8 @@ def read_verifier(path: Path) -> Verifier:
     """
     raw, whole = _read_config(path)
     config = whole.get("text_config") or whole.get("llm_config") or whole
+    if not isinstance(config, dict):
+        raise TargetError(f"{path / 'config.json'}: its text_config or llm_config is no JSON object")
     if config.get("model_type") in _ONE_PLUS_WEIGHT:
         raise TargetError(
             f"{path}: unsupported target: {config['model_type']} scales its final norm by 1 + weight"
@@ -116,8 +132,6 @@ def read_verifier(path: Path) -> Verifier:
     norm = _read_tensor(files, f"{prefix}norm.weight")
     head_name = None if _is_tied(whole, config) else _head_name(files, prefix)
     if head_name is None and _declared_untied(whole, config):
-    if not isinstance(config, dict):
-        raise TargetError(f"{path / 'config.json'}: its text_config or llm_config is no JSON object")
         raise TargetError(f"{path}: no lm_head.weight, and config.json says that embeddings are not tied")
     head = embed if head_name is None else _read_tensor(files, head_name)
     for tensor, width in ((embed, (vocab, hidden)), (head, (vocab, hidden)), (norm, (hidden,))):
@@ -150,20 +164,6 @@ def _read_config(path: Path) -> tuple[bytes, dict[str, Any]]:
         whole = json.loads(raw)
     except (OSError, ValueError, RecursionError) as e:
         raise TargetError(f"{path}: can't read config.json ({e}); give the directory of a checkpoint") from e
-
-
-def _is_tied(whole: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    return bool(config.get("tie_word_embeddings", whole.get("tie_word_embeddings", False)))
-
-
-def _declared_untied(whole: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    return config.get("tie_word_embeddings", whole.get("tie_word_embeddings")) is False
-
-
-def _tensor_files(path: Path) -> dict[str, Path]:
-    """Tensor name → the file that holds it."""
-    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-    if index.exists():
     if not isinstance(whole, dict):
         raise TargetError(f"{path}: config.json is no JSON object; give the directory of a checkpoint")
     return raw, whole
@@ -185,6 +185,20 @@ def _architectures(whole: Mapping[str, Any], path: Path) -> tuple[str, ...]:
             f"{path / 'config.json'}: architectures is {names!r:.40}, which is no list of names"
         )
     return tuple(names)
+
+
+def _is_tied(whole: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    return bool(config.get("tie_word_embeddings", whole.get("tie_word_embeddings", False)))
+
+
+def _declared_untied(whole: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    return config.get("tie_word_embeddings", whole.get("tie_word_embeddings")) is False
+
+
+def _tensor_files(path: Path) -> dict[str, Path]:
+    """Tensor name → the file that holds it."""
+    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
+    if index.exists():
         try:
             weight_map = json.loads(index.read_bytes())["weight_map"]
             return {name: path / file for name, file in weight_map.items()}

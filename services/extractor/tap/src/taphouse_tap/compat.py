@@ -1,4 +1,4 @@
-"""The only file that names vLLM's internals.
+"""vLLM's internals on the workers' side; `compat_model` has its models', `compat_server` its API server's.
 
 What is touched, by engine version; "ran" is what was really run with this tap, everything else is refused.
 
@@ -21,9 +21,9 @@ V2 `runner.execute_model_state.input_batch.req_ids`   the same; valid until toke
 `SchedulerOutput`: `scheduled_new_reqs`,              who is new, how many rows each has, who is gone
 `num_scheduled_tokens`, `total_num_scheduled_tokens`,
 `finished_req_ids`, `preempted_req_ids`
-decoder layers' `forward(positions, hidden_states,    where the residual stream is read
-residual)`, final norm's `forward(x, residual)`
-`lm_head.quant_method.apply`, `.shard_indices`        the canary's check, without a collective
+`reload_weights`, `start_`, `finish_`,                wrapped: the fingerprint follows the weights
+`update_weights`, `reset_weights`, `sleep`,
+`discard`, `wake_up`
 ====================================================  ==================================================
 
 vLLM grows an `aux_output_connector`; when hidden states come that way, this file is where it plugs in.
@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -65,23 +64,6 @@ RAN: dict[tuple[str, str], frozenset[str]] = {
     ("0.22.1", "cuda"): frozenset({"V1", "V2"}),
 }
 """Runners that ran with this tap, by (vLLM version, platform)."""
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One argument of a module's forward: its place among the positional ones and its name."""
-
-    at: int
-    name: str
-
-
-@dataclass(frozen=True)
-class Stack:
-    """The decoder stack of the language model: token embedding, layers, the norm after the last of them."""
-
-    embedding: nn.Module
-    layers: nn.ModuleList
-    norm: nn.Module
 
 
 @dataclass(frozen=True)
@@ -281,58 +263,6 @@ def _mode_checks(config: Any) -> Iterator[tuple[str, bool]]:
     )
 
 
-def find_stack(model: nn.Module, dtype: torch.dtype) -> Stack:
-    """Return the language model's decoder stack: the longest `layers` list beside `embed_tokens` and `norm`.
-
-    Raises `CaptureRefused` if there is none, or if its layers don't hand on the plain residual stream.
-    """
-    language = model.get_language_model() if hasattr(model, "get_language_model") else model
-    found: Stack | None = None
-    for module in language.modules():
-        embedding, layers, norm = (getattr(module, n, None) for n in ("embed_tokens", "layers", "norm"))
-        if (
-            isinstance(embedding, nn.Module)
-            and isinstance(layers, nn.ModuleList)
-            and isinstance(norm, nn.Module)
-            and (found is None or len(layers) > len(found.layers))
-        ):
-            found = Stack(embedding, layers, norm)
-    if found is None or not len(found.layers):
-        raise CaptureRefused(
-            f"no decoder stack (layers beside embed_tokens and norm) found in {type(model).__name__}"
-        )
-    for layer in {type(layer): layer for layer in found.layers}.values():
-        stream_arguments(layer)
-        if dtype == torch.float16 and "float16" in inspect.getsource(type(layer).forward):
-            raise CaptureRefused(f"{type(layer).__name__} rescales the residual stream in float16")
-    return found
-
-
-def stream_arguments(module: nn.Module) -> tuple[Argument, Argument]:
-    """Return where a decoder layer (or the final norm) takes the hidden states and the residual."""
-    # vLLM's custom ops dispatch: their `forward` takes anything, `forward_native` names what.
-    forward = getattr(module, "forward_native", module.forward)
-    names = list(inspect.signature(forward).parameters)
-    hidden = next((n for n in ("hidden_states", "x") if n in names), None)
-    if hidden is None or "residual" not in names:
-        raise CaptureRefused(f"{type(module).__name__}.forward{names} takes no hidden_states and residual")
-    return Argument(names.index(hidden), hidden), Argument(names.index("residual"), "residual")
-
-
-def positions_argument(module: nn.Module) -> Argument:
-    """Return where a decoder layer takes the positions."""
-    names = list(inspect.signature(module.forward).parameters)
-    if "positions" not in names:
-        raise CaptureRefused(f"{type(module).__name__}.forward{names} takes no positions")
-    return Argument(names.index("positions"), "positions")
-
-
-def token_ids_argument(module: nn.Module) -> Argument:
-    """Return where the token embedding takes the ids: its first argument."""
-    forward = getattr(module, "forward_native", module.forward)
-    return Argument(0, next(iter(inspect.signature(forward).parameters)))
-
-
 @dataclass(frozen=True)
 class ModelFacts:
     """What the tap needs to know of the model: sizes in elements and tokens."""
@@ -402,26 +332,6 @@ def batch_rows(worker: Any, scheduler_output: Any) -> Iterator[tuple[str, int, i
         raise RuntimeError(
             f"the batch has {first} rows and the scheduler says {scheduler_output.total_num_scheduled_tokens}"
         )
-
-
-@dataclass(frozen=True)
-class LocalLogits:
-    """Logits [rows, n] of this rank's part of the vocabulary, whose first token id is `first`."""
-
-    values: torch.Tensor
-    first: int
-
-
-def local_logits(model: nn.Module, hidden: torch.Tensor) -> LocalLogits:
-    """Apply this rank's part of the head to normed states [rows, H]. Uses no collective."""
-    head = next(
-        (m.lm_head for m in model.modules() if hasattr(getattr(m, "lm_head", None), "quant_method")), None
-    )
-    if head is None:
-        raise CaptureRefused(f"{type(model).__name__} has no lm_head to check captures with")
-    logits = head.quant_method.apply(head, hidden, bias=None)
-    shard = head.shard_indices
-    return LocalLogits(logits[:, : shard.num_org_elements].float(), int(shard.org_vocab_start_index))
 
 
 def config_file(model: str, revision: str | None) -> Path | None:

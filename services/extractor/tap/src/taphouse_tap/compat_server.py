@@ -27,7 +27,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from taphouse import slices
-from taphouse_tap.api.collect import Engine, Generated
+from taphouse_tap.api.collect import Engine, Generated, Ranked
 from taphouse_tap.api.refusals import Busy, CaptureFailed, CaptureOff, InvalidField, Refusal
 from taphouse_tap.api.rendering import Tokenizer
 from taphouse_tap.api.requests import CaptureRequest, ModelFacts
@@ -66,9 +66,17 @@ class VllmServer:
                 raise CaptureOff(str(answer.get("reason") or "a rank has no start directory"))
         return str(answers[0]["start_id"])
 
-    async def check(self, tag: str, token_ids: list[int], rows: int) -> list[Any]:
-        """Ask every rank of engine 0 whether the captured rows reproduce the tokens."""
-        return list(await self._client.collective_rpc("taphouse_check", args=(tag, token_ids, rows)))
+    async def check(
+        self,
+        tag: str,
+        token_ids: list[int],
+        rows: int,
+        first: int | None = None,
+        highest: list[int] | None = None,
+    ) -> list[Any]:
+        """Ask every rank of engine 0 whether captured rows reproduce the engine's tokens."""
+        args = (tag, token_ids, rows, first, highest)
+        return list(await self._client.collective_rpc("taphouse_check", args=args))
 
     def model(self, record: dict[str, Any]) -> ModelFacts:
         """Facts of the model; what the ranks tap comes from their record."""
@@ -114,7 +122,9 @@ class VllmEngine:
         request: CaptureRequest,
         opt_in: dict[str, Any],
         request_id: str,
+        *,
         dp_rank: int | None = None,
+        top: int = 0,
     ) -> Generated:
         """Run one prompt to its end; a cancelled caller aborts it in the engine."""
         from vllm.inputs import tokens_input
@@ -122,7 +132,7 @@ class VllmEngine:
         where = {} if dp_rank is None else {"data_parallel_rank": dp_rank}
         last = None
         try:
-            params = _sampling_params(request, opt_in)
+            params = _sampling_params(request, opt_in, top)
             outputs = self._client.generate(
                 tokens_input(token_ids), params, request_id, priority=request.priority, **where
             )
@@ -137,7 +147,8 @@ class VllmEngine:
         answer = last.outputs[0]
         if answer.finish_reason in (None, "abort", "error"):
             raise CaptureFailed(f"the engine ended the request early ({answer.finish_reason})")
-        return Generated([int(token) for token in answer.token_ids], answer.finish_reason)
+        ranked = [_ranked(row)[:top] for row in answer.logprobs or ()]
+        return Generated([int(token) for token in answer.token_ids], answer.finish_reason, ranked)
 
 
 class VllmTokenizer:
@@ -220,7 +231,7 @@ def server_keys(state: Any) -> list[str]:
     return [key for key in (state.args.api_key or [envs.VLLM_API_KEY]) if key]
 
 
-def _sampling_params(request: CaptureRequest, opt_in: dict[str, Any]) -> Any:
+def _sampling_params(request: CaptureRequest, opt_in: dict[str, Any], top: int) -> Any:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     return SamplingParams(
@@ -231,11 +242,18 @@ def _sampling_params(request: CaptureRequest, opt_in: dict[str, Any]) -> Any:
         stop=request.stop,
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
+        logprobs=top or None,
         detokenize=bool(request.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_reading_prefix_cache=True,
         extra_args={slices.EXTRA_ARGS_KEY: opt_in},
     )
+
+
+def _ranked(row: Any) -> Ranked:
+    """One row's top tokens, best first: vLLM gives a dictionary, the sampled token in it."""
+    found = sorted(row.items(), key=lambda item: item[1].rank)
+    return [(int(token), float(logprob.logprob)) for token, logprob in found]
 
 
 def _refusal_of(error: Exception) -> Refusal:

@@ -41,6 +41,9 @@ class TapSettings(BaseSettings):
     max_body_bytes: PositiveInt = Field(default=16 << 20, description="Largest request body.")
     max_prompts: PositiveInt = Field(default=64, description="Most prompts in one request.")
     stream_limit_bytes: PositiveInt = Field(default=_GIB, description="Largest streamed answer.")
+    proof_interval_s: float = Field(
+        default=60.0, ge=0, description="Seconds between captures proven to be the engine's; 0 proves none."
+    )
     allow_unknown_version: bool = Field(
         default=False, description="Capture on engine versions that never ran here."
     )

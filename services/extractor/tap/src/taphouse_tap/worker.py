@@ -87,13 +87,20 @@ class HiddenStatesExtension:
             "reason": reason,
         }
 
-    def taphouse_check(self, tag: str, token_ids: list[int], rows: int) -> dict[str, Any]:
-        """Check a sealed capture against the tokens the engine chose: see `check.Checker.check`."""
+    def taphouse_check(
+        self,
+        tag: str,
+        token_ids: list[int],
+        rows: int,
+        first: int | None = None,
+        highest: list[int] | None = None,
+    ) -> dict[str, Any]:
+        """Check a sealed capture against the tokens of the engine: see `rank.check.Checker.check`."""
         try:
             tap = getattr(self, _TAP, None)
             if tap is None or tap.checker is None:
                 return {"ok": False, "reason": self.taphouse_start()["reason"], "checked": 0}
-            return tap.checker.check(tag, token_ids, rows)
+            return tap.checker.check(tag, token_ids, rows, first, highest)
         except Exception as error:
             logger.warning("Taphouse's check of capture %s failed", tag, exc_info=True)
             return {"ok": False, "reason": f"{type(error).__name__}: {error}", "checked": 0}

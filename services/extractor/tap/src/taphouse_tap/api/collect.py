@@ -26,12 +26,20 @@ WATCH_S = 0.5
 T = TypeVar("T")
 
 
+Ranked = list[tuple[int, float]]
+"""What the engine ranked highest at one row: ``(token id, logprob)``, best first."""
+
+
 @dataclass(frozen=True)
 class Generated:
-    """What the engine answered to one prompt: token ids ``[G]`` and why it stopped."""
+    """What the engine answered to one prompt: token ids ``[G]`` and why it stopped.
+
+    ``top`` has what it ranked highest for each of them, where that was asked for.
+    """
 
     token_ids: list[int]
     finish_reason: str | None
+    top: Sequence[Ranked] = ()
 
 
 class Engine(Protocol):
@@ -43,9 +51,13 @@ class Engine(Protocol):
         request: CaptureRequest,
         opt_in: dict[str, Any],
         request_id: str,
+        *,
         dp_rank: int | None = None,
+        top: int = 0,
     ) -> Generated:
-        """Run one prompt to its end. Cancelling the caller aborts the request in the engine.
+        """Run one prompt to its end, on one data-parallel engine if told; ``top`` tokens are ranked a row.
+
+        Cancelling the caller aborts the request in the engine.
 
         Raises: `InvalidField` for what the engine refuses, `CaptureFailed` for everything else.
         """
@@ -57,7 +69,7 @@ class Capture:
     """One prompt's capture: whole, checked against what the engine answered, not yet released.
 
     ``rows`` is ``P + G - 1``: the last sampled token never ran through the model. ``paths`` and ``trailers``
-    are by TP rank; a slice may hold more rows than ``rows``.
+    are by TP rank; a slice may hold more rows than ``rows``. ``witness`` is there once it was proven.
     """
 
     tag: str
@@ -66,6 +78,7 @@ class Capture:
     rows: int
     paths: tuple[Path, ...]
     trailers: tuple[slices.Trailer, ...]
+    witness: dict[str, Any] | None = None
 
     @property
     def weights_epoch(self) -> int:
@@ -104,18 +117,30 @@ class Collector:
         self._left: dict[str, float] = {}
 
     async def capture_all(
-        self, request: CaptureRequest, prompts: Sequence[Prompt], claims: Sequence[slices.Claim]
+        self,
+        request: CaptureRequest,
+        prompts: Sequence[Prompt],
+        claims: Sequence[slices.Claim],
+        top: int = 0,
     ) -> list[Capture]:
         """Capture every prompt at once; the answers are in the order of the prompts.
 
         If one fails the others are aborted, and the failure is raised. The caller releases the claims.
         """
         return await gather_all(
-            [self.capture(request, prompt, claim) for prompt, claim in zip(prompts, claims, strict=True)]
+            [
+                self.capture(request, prompt, claim, top=top)
+                for prompt, claim in zip(prompts, claims, strict=True)
+            ]
         )
 
     async def capture(
-        self, request: CaptureRequest, prompt: Prompt, claim: slices.Claim, dp_rank: int | None = None
+        self,
+        request: CaptureRequest,
+        prompt: Prompt,
+        claim: slices.Claim,
+        dp_rank: int | None = None,
+        top: int = 0,
     ) -> Capture:
         """Run one prompt and wait for its slices.
 
@@ -126,7 +151,9 @@ class Collector:
             opt_in = slices.OptIn(claim.tag, claim.prompt_len, claim.max_rows).signed(self._start.secret)
             generated = await self._unless_failed(
                 claim.tag,
-                self._engine.generate(prompt.token_ids, request, opt_in, f"taphouse-{claim.tag}", dp_rank),
+                self._engine.generate(
+                    prompt.token_ids, request, opt_in, f"taphouse-{claim.tag}", dp_rank=dp_rank, top=top
+                ),
             )
             if not generated.token_ids:
                 raise CaptureFailed(

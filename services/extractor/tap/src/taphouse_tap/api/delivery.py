@@ -60,6 +60,8 @@ def _item(index: int, capture: Capture, layers: list[int], model: ModelFacts) ->
         "finish_reason": generated.finish_reason,
         "error": None,
     }
+    if capture.witness is not None:
+        item["witness"] = capture.witness
     if prompt.loss_mask is not None:
         item["loss_mask"] = prompt.loss_mask + [int(prompt.generates_loss)] * len(generated.token_ids)
     return item

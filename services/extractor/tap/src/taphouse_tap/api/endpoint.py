@@ -14,17 +14,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from taphouse import slices
 from taphouse_tap.api.admission import StreamRoom
 from taphouse_tap.api.auth import KeyRing
 from taphouse_tap.api.collect import Capture
 from taphouse_tap.api.delivery import header, slices_answer, stream_answer
-from taphouse_tap.api.refusals import CaptureOff, Refusal, TooLarge
+from taphouse_tap.api.proof import TOP
+from taphouse_tap.api.refusals import CaptureOff, Disproved, Refusal, TooLarge
 from taphouse_tap.api.rendering import render
 from taphouse_tap.api.requests import CaptureRequest, Prompt, parse_request
 from taphouse_tap.api.service import Service, Tap
@@ -84,6 +87,10 @@ class Endpoint:
         except ClientDisconnect:
             metrics.add("aborted")
             raise
+        except Disproved:
+            metrics.add("failed")
+            self._require().doubt()
+            raise
         except Refusal as refusal:
             metrics.add("failed" if refusal.status == 500 else "refused")
             raise
@@ -122,7 +129,7 @@ class Endpoint:
         claims = await tap.admission.admit(prompts, wanted.max_tokens, tap.collector)
         whole = kept = False
         try:
-            captures = await while_connected(request, tap.collector.capture_all(wanted, prompts, claims))
+            captures = await while_connected(request, _captures(tap, wanted, prompts, claims))
             whole = True
             answer = header(
                 wanted,
@@ -165,6 +172,16 @@ class Endpoint:
         if self.service is None:
             raise CaptureOff(f"capture is off: {self.problem}")
         return self.service
+
+
+async def _captures(
+    tap: Tap, wanted: CaptureRequest, prompts: list[Prompt], claims: list[slices.Claim]
+) -> list[Capture]:
+    """Capture every prompt; now and then prove the first one."""
+    if not tap.proofs.due():
+        return await tap.collector.capture_all(wanted, prompts, claims)
+    first, *others = await tap.collector.capture_all(wanted, prompts, claims, top=TOP)
+    return [replace(first, witness=await tap.proofs.prove(first)), *others]
 
 
 def route_path(scope: Scope) -> str:

@@ -19,6 +19,8 @@ _HELP = {
     "captures": "Prompts captured whole",
     "rows": "Rows (tokens) captured",
     "bytes": "Bytes of states captured, over all ranks",
+    "proven": "Captures proven against the engine's own top tokens",
+    "disproved": "Captures that were not what the engine computed",
     "expired": "Captures nobody consumed in time",
 }
 

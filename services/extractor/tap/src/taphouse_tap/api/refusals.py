@@ -10,6 +10,7 @@
         ├── InvalidField       422  a field is wrong; ``param`` names it
         ├── Busy               429  no room now (slice directory, captures running); ``retry_after`` seconds
         ├── CaptureFailed      500  the capture went wrong; the caller got no sample
+        │   └── Disproved           its states are not what the engine computed
         └── CaptureOff         503  this engine captures nothing now, with the reason
 """
 
@@ -86,6 +87,10 @@ class CaptureFailed(Refusal):
 
     status = 500
     type = "capture_failed"
+
+
+class Disproved(CaptureFailed):
+    """The captured states are not those that the engine computed."""
 
 
 class CaptureOff(Refusal):

@@ -19,6 +19,7 @@ from taphouse_tap.api.admission import Admission, Limits
 from taphouse_tap.api.canary import RETRIES, Canary
 from taphouse_tap.api.collect import Collector, Engine
 from taphouse_tap.api.metrics import Metrics
+from taphouse_tap.api.proof import Proofs
 from taphouse_tap.api.refusals import CaptureOff
 from taphouse_tap.api.rendering import Tokenizer
 from taphouse_tap.api.requests import ModelFacts
@@ -48,8 +49,15 @@ class Server(Protocol):
         """Ask the ranks which start they belong to. Raises `CaptureOff` when no rank carries the tap."""
         ...
 
-    async def check(self, tag: str, token_ids: list[int], rows: int) -> list[Any]:
-        """The canary's question to every rank."""
+    async def check(
+        self,
+        tag: str,
+        token_ids: list[int],
+        rows: int,
+        first: int | None = None,
+        highest: list[int] | None = None,
+    ) -> list[Any]:
+        """The canary's and the proofs' question to every rank: `rank.check.Checker.check`."""
         ...
 
     def model(self, record: dict[str, Any]) -> ModelFacts:
@@ -75,6 +83,7 @@ class Tap:
     admission: Admission
     collector: Collector
     canary: Canary
+    proofs: Proofs
     fingerprint: dict[str, Any]
     weights_epoch: int
 
@@ -92,6 +101,7 @@ class Service:
         self._problem = "starting: the engine's ranks have not answered yet"
         self._task: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
+        self._doubts: set[asyncio.Future[Any]] = set()
         self._records: tuple[float, list[dict[str, Any]]] = (0.0, [])
 
     def begin(self) -> None:
@@ -215,7 +225,17 @@ class Service:
         epoch = int(records[0]["weights_epoch"])
         canary = self._canary(start, admission, collector, model, epoch)
         fingerprint = await self._fingerprint(records[0])
-        return Tap(start, model, server.tokenizer, admission, collector, canary, fingerprint, epoch)
+        return Tap(
+            start=start,
+            model=model,
+            tokenizer=server.tokenizer,
+            admission=admission,
+            collector=collector,
+            canary=canary,
+            proofs=Proofs(server.check, settings.proof_interval_s, self.metrics),
+            fingerprint=fingerprint,
+            weights_epoch=epoch,
+        )
 
     def open(self) -> Tap:
         """The tap, when capture is on.
@@ -239,6 +259,12 @@ class Service:
         if canary.state == "passed":
             return None
         return f"canary {canary.state}" + (f": {canary.reason}" if canary.reason else "")
+
+    def doubt(self) -> None:
+        """A capture was disproved: have a canary say whether captures can be right at all."""
+        if self.tap is not None:
+            self._doubts.add(task := asyncio.ensure_future(self.tap.canary.run(retries=RETRIES)))
+            task.add_done_callback(self._doubts.discard)
 
     def records(self) -> list[dict[str, Any]]:
         """The ranks' records, read at most every quarter of a second."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from taphouse.slices import Start, Trailer, open_start
-from taphouse_tap import __version__, compat
+from taphouse_tap import __version__, compat, compat_model
 from taphouse_tap.errors import CaptureRefused
 from taphouse_tap.settings import TapSettings, load_settings
 
@@ -134,7 +134,7 @@ class WorkerTap:
             )
         compat.check_mode(self._worker, allow_unknown_version=settings.allow_unknown_version)
         model = compat.model(self._worker)
-        stack = compat.find_stack(model, sizes.dtype)
+        stack = compat_model.find_stack(model, sizes.dtype)
         layers = tapped_layers(config.get("layers"), len(stack.layers))
         width, left = divmod(sizes.hidden_size, ranks.tp_size)
         if left:

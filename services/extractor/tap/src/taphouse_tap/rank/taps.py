@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from taphouse_tap import compat
+from taphouse_tap import compat, compat_model
 
 # No `from __future__ import annotations` here: the custom ops' schemas are read from the annotations.
 
@@ -74,7 +74,7 @@ class Taps:
 
     def __init__(
         self,
-        stack: compat.Stack,
+        stack: compat_model.Stack,
         layers: Sequence[int],
         rows: torch.Tensor,
         marks: torch.Tensor,
@@ -85,12 +85,12 @@ class Taps:
         try:
             for slot, layer in enumerate(layers):
                 module = stack.norm if layer == len(stack.layers) else stack.layers[layer]
-                hidden, residual = compat.stream_arguments(module)
+                hidden, residual = compat_model.stream_arguments(module)
                 self._hook(module, _ROWS, rows, _rows_hook(slot, column, hidden, residual))
             first = stack.layers[min(*layers, len(stack.layers) - 1)]
-            self._hook(first, _MARKS, marks, _marks_hook(0, compat.positions_argument(first)))
+            self._hook(first, _MARKS, marks, _marks_hook(0, compat_model.positions_argument(first)))
             embedding = stack.embedding
-            self._hook(embedding, _MARKS, marks, _marks_hook(1, compat.token_ids_argument(embedding)))
+            self._hook(embedding, _MARKS, marks, _marks_hook(1, compat_model.token_ids_argument(embedding)))
         except Exception:
             self.remove()
             raise
@@ -113,7 +113,7 @@ class Taps:
 
 
 def _rows_hook(
-    slot: int, column: int, hidden: compat.Argument, residual: compat.Argument
+    slot: int, column: int, hidden: compat_model.Argument, residual: compat_model.Argument
 ) -> Callable[..., None]:
     hidden_at, hidden_name = hidden.at, hidden.name
     residual_at, residual_name = residual.at, residual.name
@@ -126,7 +126,7 @@ def _rows_hook(
     return hook
 
 
-def _marks_hook(column: int, argument: compat.Argument) -> Callable[..., None]:
+def _marks_hook(column: int, argument: compat_model.Argument) -> Callable[..., None]:
     at, name = argument.at, argument.name
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
