@@ -24,6 +24,7 @@ from taphouse import __version__
 from taphouse.errors import (
     ApiError,
     BadRequest,
+    BodyTimeout,
     ChecksumMismatch,
     Conflict,
     NotFound,
@@ -242,6 +243,7 @@ _ERRORS: dict[int, type[ApiError]] = {
     401: Unauthorized,
     403: Unauthorized,
     404: NotFound,
+    408: BodyTimeout,
     409: Conflict,
     413: TooLarge,
     429: TooBusy,

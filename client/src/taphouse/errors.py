@@ -20,6 +20,7 @@
     │   ├── BadRequest                        400, 422
     │   ├── Unauthorized                      401, 403
     │   ├── NotFound                          404
+    │   ├── BodyTimeout                       408
     │   ├── Conflict                          409
     │   ├── TooLarge                          413
     │   ├── TooBusy                           429, with `retry_after`
@@ -197,6 +198,10 @@ class Unauthorized(ApiError):
 
 class NotFound(ApiError):
     """404: no such job, shard or route."""
+
+
+class BodyTimeout(ApiError):
+    """408: what was sent stood still for too long."""
 
 
 class Conflict(ApiError):

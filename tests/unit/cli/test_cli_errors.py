@@ -47,6 +47,8 @@ def test_every_refusal_is_one_line_and_its_exit_code(cli, api, status, exit_code
          "see what there is with `taphouse shards`"),
         ("queue", "/v1/queue", (404, "Not Found"), 4,
          "check --api-url, and that this command is of the service's version"),
+        ("enqueue -", "/v1/jobs", (408, "the body stood still"), 4,
+         "send it from a file, if what makes it pauses"),
         ("enqueue -", "/v1/jobs", (413, "over 9 bytes", "body"), 4, "queue it in parts"),
         ("enqueue -", "/v1/jobs", (413, "line 3 is over 9 bytes", "line 3"), 4,
          "shorten that row, or leave it out"),

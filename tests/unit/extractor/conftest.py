@@ -200,7 +200,13 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
     """Serve the bench on a free port; `min_free_bytes` is the disk floor."""
     stops: list[Callable[[], None]] = []
 
-    def start(*, min_free_bytes: int = 0, max_rows: int = 50, token: str | None = TOKEN) -> Service:
+    def start(
+        *,
+        min_free_bytes: int = 0,
+        max_rows: int = 50,
+        token: str | None = TOKEN,
+        body_timeout_s: float = 60.0,
+    ) -> Service:
         gate = Gate(bench.store, bench.monitor, min_free_bytes)
         datasets = tmp_path / "datasets"
         datasets.mkdir(exist_ok=True)
@@ -223,7 +229,9 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
             limits=Limits(100_000, max_rows, 5_000),
             dataset_roots=(datasets,),
         )
-        app = create_app(context, token=token, open_metrics=True, max_request_bytes=20_000)
+        app = create_app(
+            context, token=token, open_metrics=True, max_request_bytes=20_000, body_timeout_s=body_timeout_s
+        )
         listener = socket.create_server(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -120,6 +122,59 @@ def test_a_body_that_is_cut_leaves_no_job(serve: Serve) -> None:
     while service.client.jobs() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert service.client.jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "sent"),
+    [
+        ("/v1/jobs", "application/x-ndjson", b'{"prompt":"whole"}\n{"prompt":"'),
+        ("/v1/jobs", "application/x-ndjson", b""),
+        ("/v1/jobs", "application/json", b'{"path"'),
+        ("/v1/extract", "application/json", b'{"rows"'),
+    ],
+)
+def test_a_body_that_stands_still_is_cut_off(serve: Serve, path: str, kind: str, sent: bytes) -> None:
+    service = serve(body_timeout_s=0.2)
+    text = post_a_part(service, path, kind, sent)
+    assert text.startswith(b"HTTP/1.1 408 ") and b"stood still for 0.2 s" in text
+    assert service.client.jobs() == []
+
+
+def test_a_dataset_that_was_refused_and_stands_still_is_answered_why(serve: Serve) -> None:
+    text = post_a_part(serve(body_timeout_s=0.2), "/v1/jobs", "application/x-ndjson", b"nope\n{")
+    assert text.startswith(b"HTTP/1.1 422 ") and b"line 1 is not JSON" in text
+
+
+def post_a_part(service: Service, path: str, kind: str, sent: bytes) -> bytes:
+    """Send the beginning of a body, then nothing; what came back until the connection ended."""
+    host, port = service.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: {kind}\r\n"
+        connection.sendall(head.encode() + b"Content-Length: 1000\r\n\r\n" + sent)
+        with connection.makefile("rb") as answer:
+            return answer.read()
+
+
+def test_an_answer_may_take_longer_than_a_body(serve: Serve) -> None:
+    service = serve(body_timeout_s=0.2)
+    service.bench.tap.delay_s = 0.6
+    assert service.client.extract([{"prompt": "x"}])
+
+
+def test_the_docs_page_names_everything_and_loads_nothing(serve: Serve) -> None:
+    service = serve()
+    answer = httpx.get(service.url + "/docs")
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    page, document = answer.text, httpx.get(service.url + "/openapi.json").json()
+    for path, methods in document["paths"].items():
+        assert all(f"{method.upper()} {path}</code>" in page for method in methods)
+    for name, schema in document["components"]["schemas"].items():
+        assert f'id="{name}"' in page
+        assert all(f"<code>{field}</code>" in page for field in schema.get("properties", {}))
+    assert not re.search(r"<(script|link|img|iframe)|src=|//", page)
+    links = set(re.findall(r'href="([^"]*)"', page))
+    assert {link for link in links if not link.startswith("#")} == {"openapi.json"}
+    assert all(f'id="{link[1:]}"' in page for link in links if link.startswith("#"))
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)

@@ -76,3 +76,18 @@ def test_a_secret_that_http_can_not_carry_is_refused_unquoted(
         main_module.main(["worker", "--store", str(tmp_path), f"--{name.replace('_', '-')}-file", str(file)])
     said = capsys.readouterr().err
     assert (ended.value.code, "on one line" in said, secret in said) == (2, True, False)
+
+
+def test_an_environment_that_can_not_be_read_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "bad.env"
+    bad.write_bytes(b"TAPHOUSE_EXTRACTOR_STORE=\xff\n")
+    arguments = [["--env-file", str(bad)], ["--env-file", str(tmp_path / "none.env")], ["--store", "/x"]]
+    for given, why in zip(arguments, ("not UTF-8", "No such file", "dataset_roots"), strict=True):
+        if why == "dataset_roots":
+            monkeypatch.setenv("TAPHOUSE_EXTRACTOR_DATASET_ROOTS", "[")
+        with pytest.raises(SystemExit) as ended:
+            main_module.main(["worker", *given])
+        said = capsys.readouterr().err
+        assert ended.value.code == 2 and why in said and said.count("\n") == 1

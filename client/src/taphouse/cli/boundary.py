@@ -136,6 +136,7 @@ def _advice(error: Exception) -> str | None:
     table: tuple[tuple[type[Exception], dict[str, str], str], ...] = (
         (errors.Unauthorized, {}, "give the service's token with --token-file or TAPHOUSE_TOKEN"),
         (errors.NotFound, _WHERE, "check --api-url, and that this command is of the service's version"),
+        (errors.BodyTimeout, {}, "send it from a file, if what makes it pauses"),
         (errors.Conflict, {}, "leave it: it has ended, as `taphouse jobs` shows"),
         (errors.TooLarge, _TOO_LARGE, "send less at once"),
         (errors.BadRequest, _WRONG, "correct it: see `--help`"),

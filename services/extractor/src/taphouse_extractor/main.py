@@ -123,6 +123,7 @@ def build_api(settings: Settings) -> FastAPI:
         token=settings.bearer(),
         open_metrics=settings.open_metrics,
         max_request_bytes=settings.max_request_bytes,
+        body_timeout_s=settings.body_timeout_s,
         lifespan=lifespan,
     )
 
@@ -176,20 +177,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        settings = Settings(
-            _env_file=known.env_file,
-            _cli_parse_args=[*rest, "--help"] if wants_help else rest,
-            _cli_prog_name=f"taphouse-extractor {known.command}",
-        )  # type: ignore[call-arg]
+        settings = _settings(
+            known.env_file, f"taphouse-extractor {known.command}", [*rest, "--help"] if wants_help else rest
+        )
         run_api(settings) if known.command == "api" else work(settings)
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
             where = ".".join(str(part) for part in problem["loc"])
             print(f"taphouse-extractor: {where or 'settings'}: {problem['msg']}", file=sys.stderr)
         sys.exit(2)
+    except _SettingsUnread as error:
+        print(f"taphouse-extractor: {error}", file=sys.stderr)
+        sys.exit(2)
     except (TaphouseError, OSError) as error:
         print(f"taphouse-extractor: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+class _SettingsUnread(Exception):
+    """The environment file, or a value in it or in the environment, can't be read."""
+
+
+def _settings(env_file: Path | None, name: str, arguments: list[str]) -> Settings:
+    """Settings as they are said; raises `ValidationError` or `_SettingsUnread`."""
+    try:
+        if env_file is not None:
+            env_file.read_text(encoding="utf-8")  # one that is not there would be passed over in silence
+        return Settings(_env_file=env_file, _cli_parse_args=arguments, _cli_prog_name=name)  # type: ignore[call-arg]
+    except ValidationError:
+        raise
+    except UnicodeDecodeError as error:
+        raise _SettingsUnread(f"{env_file} is not UTF-8 ({error})") from error
+    except (OSError, ValueError) as error:
+        raise _SettingsUnread(str(error)) from error
 
 
 def run_api(settings: Settings) -> None:

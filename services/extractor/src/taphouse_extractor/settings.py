@@ -66,6 +66,9 @@ class Settings(BaseSettings):
     extract_max_bytes: int = Field(default=512 * MIB, ge=1, description="Raw bytes of one direct extraction.")
     extract_concurrency: int = Field(default=4, ge=1, description="Direct extractions at once.")
     max_request_bytes: int = Field(default=8 * MIB, ge=1, description="Body of a JSON request.")
+    body_timeout_s: float = Field(
+        default=60.0, gt=0, description="A request whose body stands still for so long is refused (408)."
+    )
 
     max_queued: int = Field(default=64, ge=1, description="Batches queued in Redis at once, over all jobs.")
     feeder_interval_s: float = Field(default=1.0, gt=0, description="How often the feeder looks.")

@@ -10,8 +10,9 @@ from fastapi import Depends, FastAPI
 from taphouse_extractor import __version__
 from taphouse_extractor.api import extract, jobs, ops, shards
 from taphouse_extractor.api.context import Context
+from taphouse_extractor.api.docs_page import add_docs_page
 from taphouse_extractor.api.failures import RESPONSES, add_failures
-from taphouse_extractor.api.guards import BodyLimit, TokenGuard
+from taphouse_extractor.api.guards import BodyLimit, BodyTimeout, TokenGuard
 
 __all__ = ["create_app"]
 
@@ -22,6 +23,7 @@ def create_app(
     token: str | None,
     open_metrics: bool,
     max_request_bytes: int,
+    body_timeout_s: float,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
     """The API around `context`. `lifespan` runs what runs beside it (the feeder, the engine's monitor)."""
@@ -30,10 +32,14 @@ def create_app(
         version=__version__,
         summary="Hidden states of a live vLLM server, as compressed shards",
         lifespan=lifespan,
+        docs_url=None,  # FastAPI's pages load their scripts from another site
+        redoc_url=None,
     )
     app.state.context = context
     app.add_middleware(BodyLimit, max_bytes=max_request_bytes)
+    app.add_middleware(BodyTimeout, seconds=body_timeout_s)
     add_failures(app)
+    add_docs_page(app)
     guard = [Depends(TokenGuard(token))]
     for router in (jobs.router, extract.router, shards.router, ops.guarded):
         app.include_router(router, dependencies=guard, responses=RESPONSES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taphouse_extractor.errors import Unauthorized
 
-__all__ = ["NDJSON", "BodyLimit", "TokenGuard"]
+__all__ = ["NDJSON", "BodyLimit", "BodyTimeout", "TokenGuard"]
 
 NDJSON = "application/x-ndjson"
 
@@ -62,6 +63,37 @@ class BodyLimit:
             return message
 
         await self._app(scope, counted, send)
+
+
+class BodyTimeout:
+    """Refuses bodies that stand still for `seconds` with 408, and ends their connections."""
+
+    def __init__(self, app: ASGIApp, seconds: float) -> None:
+        self._app, self._seconds = app, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; waiting for the client to go away, once its body is whole, has no end."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        whole = False
+
+        async def timed() -> Message:
+            nonlocal whole
+            if whole:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), self._seconds)
+            except TimeoutError:
+                raise HTTPException(
+                    408,
+                    f"the body stood still for {self._seconds:g} s: send it without pauses",
+                    {"Connection": "close"},
+                ) from None
+            whole = not message.get("more_body", False)
+            return message
+
+        await self._app(scope, timed, send)
 
 
 def _is_dataset(scope: Scope) -> bool:

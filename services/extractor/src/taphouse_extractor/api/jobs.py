@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
 from taphouse.wire import Job, JobList, JobOptions, JobRequest
 from taphouse_extractor.api.context import Context, Here
@@ -129,7 +130,7 @@ async def _upload(request: Request, here: Context, options: JobOptions, name: st
 async def _drain(chunks: AsyncIterator[bytes]) -> None:
     """A client that still sends reads our answer only if it isn't cut off; a silent one isn't waited for."""
     left = DRAIN_BYTES
-    with suppress(TimeoutError):
+    with suppress(TimeoutError, HTTPException):  # what it was refused for is answered
         async with asyncio.timeout(DRAIN_S):
             async for chunk in chunks:
                 left -= len(chunk)
