@@ -233,6 +233,7 @@ def _make_draft(directory: Path) -> None:
         "num_key_value_heads": 2,
         "head_dim": 64,
         "draft_vocab_size": vocabulary,
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],  # The default of 5 layers is (2, 2, 2): only one.
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
