@@ -101,9 +101,11 @@ class FakeEngine:
     generated: list[int] = field(default_factory=lambda: [100, 101, 102, 103, 104, 105])
     finish_reason: str = "length"
     delay_s: float = 0.0
+    delay_after_s: float = 0.0
     hangs: bool = False
     silent_rank: int | None = None
     error_rank: int | None = None
+    retry: bool = False
     short: bool = False
     fed: list[int] | None = None
     surplus: int = 0
@@ -141,6 +143,7 @@ class FakeEngine:
         for rank in range(self.model.tp_size):
             if rank != self.silent_rank:
                 threading.Thread(target=self._seal, args=(rank, wanted, fed), daemon=True).start()
+        await asyncio.sleep(self.delay_after_s)
         ranked = [[(token, -0.5), (token + 1, -1.5)][:top] for token in generated] if top else []
         return Generated(list(generated), self.finish_reason, ranked)
 
@@ -166,7 +169,7 @@ class FakeEngine:
         }
         trailer = slices.Trailer(**{**facts, **self.wrong})
         if rank == self.error_rank:
-            slices.seal_error(self.start.directory, trailer, "row 3 was never written")
+            slices.seal_error(self.start.directory, trailer, "row 3 was never written", retry=self.retry)
             return
         fed = fed[:-1] if self.short else fed + [9] * self.surplus
         rows = len(fed)

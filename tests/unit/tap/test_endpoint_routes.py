@@ -19,7 +19,9 @@ from tests.unit.tap.endpoint_fakes import (
 )
 
 from taphouse import slices
+from taphouse_tap.api import collect as collect_module
 from taphouse_tap.api import service as service_module
+from taphouse_tap.api.admission import Pace
 from taphouse_tap.api.endpoint import Endpoint
 
 URL = "/v1/hidden_states"
@@ -209,6 +211,51 @@ def test_a_body_that_grows_past_the_limit_is_not_read_to_its_end(tmp_path: Path)
 
     answer = asyncio.run(go())
     assert (answer.status_code, sent < 2000) == (413, True)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 5.0], ids=["afterwards", "while it runs"])
+def test_a_rank_without_room_is_429_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay_s: float
+) -> None:
+    """The host memory for rows on their way or the file system was full: the same request may work later."""
+    monkeypatch.setattr(collect_module, "WATCH_S", 0.01)
+    bench = make_bench(tmp_path)
+
+    async def go() -> httpx.Response:
+        await bench.ready()
+        bench.engine.error_rank, bench.engine.retry = 1, True
+        bench.engine.delay_after_s = delay_s
+        async with bench.client() as client:
+            answer = await client.post(URL, json={"prompt": PROMPT})
+        await stop(bench)
+        return answer
+
+    answer = asyncio.run(go())
+    assert (answer.status_code, answer.headers["Retry-After"]) == (429, "2")
+    assert "row 3 was never written" in message(answer)
+    assert bench.leftovers() == []
+
+
+def test_states_a_second_are_bounded(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, max_bytes_per_s=1000)
+
+    async def go() -> list[httpx.Response]:
+        await bench.ready()
+        now = [1e6]
+        assert bench.service.tap is not None
+        bench.service.tap.admission._pace = Pace(1000, lambda: now[0])
+        answers = []
+        async with bench.client() as client:
+            for wait in (0.0, 1.0, 100.0):
+                now[0] += wait
+                answers.append(await client.post(URL, json={"prompt": PROMPT}))
+        await stop(bench)
+        return answers
+
+    first, second, third = asyncio.run(go())
+    assert (first.status_code, second.status_code, third.status_code) == (200, 429, 200)
+    assert "1000 bytes of states a second" in message(second)
+    assert 60 < int(second.headers["Retry-After"]) < 70, "a claim is a little over 65,000 bytes"
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,8 @@ def test_another_api_servers_canary_counts_here_too(tmp_path: Path) -> None:
     async def go() -> None:
         await one.ready()
         await other.ready()
+        while not all(bench.service.tap and bench.service.tap.canary._own.ended for bench in (one, other)):
+            await asyncio.sleep(0.005)
         one.server.canary_answer = {"ok": False, "reason": "zeros", "checked": 0}
         async with one.client() as client:
             assert (await client.post(f"{URL}/canary")).status_code == 503

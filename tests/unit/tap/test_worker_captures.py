@@ -182,6 +182,7 @@ def test_a_row_that_the_graph_did_not_write_fails_its_capture_only(bench: Bench)
     bench.writer.put(Finish(good))
     assert bench.error(good) is None
     assert "row 2 of a chunk has NaN at tapped layer number 1" in str(bench.error(bad))
+    assert not read_trailer(bench.start.slice_paths(bad.tag)[0]).retry
     assert not bench.breaker.tripped and bench.counters.failed == 1
 
 
@@ -194,6 +195,7 @@ def test_a_full_file_system_fails_the_capture_only(bench: Bench, monkeypatch: py
         patch.setattr("os.posix_fallocate", full)
         bench.step((capture, 0, 4))
         assert "no room" in str(bench.error(capture))
+        assert read_trailer(bench.start.slice_paths(capture.tag)[0]).retry
     bench.step((other, 0, 4))
     bench.writer.put(Finish(other))
     assert bench.error(other) is None

@@ -12,6 +12,7 @@
     │   ├── ChecksumMismatch    its payload is not what was written
     │   └── UnsupportedSlice    a version, dtype or checksum this reader does not know
     ├── CaptureFailed       the rank sealed an error in place of rows
+    │   └── NoRoom              for want of room: the same request may work later
     ├── MissingRows         fewer rows than the request needs
     ├── SlicesDisagree      the ranks' slices are not parts of one capture
     ├── WrongTokens         rows of other tokens than the request's
@@ -59,6 +60,10 @@ class UnsupportedSlice(BadSlice):
 
 class CaptureFailed(SliceError):
     """The rank that owned this capture sealed an error instead of rows."""
+
+
+class NoRoom(CaptureFailed):
+    """A rank had no room for the capture's rows; the same request may work later."""
 
 
 class MissingRows(SliceError):

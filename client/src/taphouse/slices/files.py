@@ -20,7 +20,7 @@ import json
 import os
 import struct
 import zlib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Trailer:
 
     `layers` are the ids of axis 1 in order; `column_offset` and `width` place this rank's columns in
     `hidden_size`; `rows` may exceed what the client got; `weights_epoch` counts how often the engine's
-    weights changed since its start; `error` says why a capture has no rows.
+    weights changed since its start; `error` says why a capture has no rows, `retry` that it may work later.
     """
 
     tag: str
@@ -73,6 +73,7 @@ class Trailer:
     crc32: int
     token_crc32: int
     error: str | None = None
+    retry: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -154,7 +155,9 @@ class SliceWriter:
         else:
             self._in_order = -1
 
-    def seal(self, token_ids: NDArray[Any], error: str | None = None) -> Trailer | None:
+    def seal(
+        self, token_ids: NDArray[Any], error: str | None = None, *, retry: bool = False
+    ) -> Trailer | None:
         """Cut the file to the rows of `token_ids` [T], add these and the trailer, give it its final name.
 
         Returns the trailer, or None when the claim went away meanwhile (the client left): then nothing stays.
@@ -165,8 +168,9 @@ class SliceWriter:
         size = rows * self._trailer.row_bytes
         crc = self._crc if self._in_order == rows else _crc_of(self._fd, size)
         ids = np.ascontiguousarray(token_ids, _TOKEN).tobytes()
-        found = {"rows": rows, "crc32": crc, "token_crc32": zlib.crc32(ids), "error": error}
-        trailer = Trailer(**{**_plain(self._trailer), **found})
+        trailer = replace(
+            self._trailer, rows=rows, crc32=crc, token_crc32=zlib.crc32(ids), error=error, retry=retry
+        )
         text = trailer.to_json().encode()
         tail = ids + text + _TAIL.pack(len(text), zlib.crc32(text), MAGIC)
         try:
@@ -193,10 +197,10 @@ class SliceWriter:
             self._fd = -1
 
 
-def seal_error(directory: Path, trailer: Trailer, error: str) -> Trailer | None:
+def seal_error(directory: Path, trailer: Trailer, error: str, *, retry: bool = False) -> Trailer | None:
     """Seal a slice without rows that says why the capture failed, in place of any part there is."""
     (directory / f"{trailer.tag}.t{trailer.tp_rank}.part").unlink(missing_ok=True)
-    return SliceWriter(directory, trailer, capacity=0).seal(np.empty(0, _TOKEN), error=error)
+    return SliceWriter(directory, trailer, capacity=0).seal(np.empty(0, _TOKEN), error, retry=retry)
 
 
 def read_trailer(path: str | os.PathLike[str]) -> Trailer:
@@ -284,10 +288,6 @@ def _trailer_of(fd: int, path: str | os.PathLike[str]) -> Trailer:
     if trailer.rows < 0 or trailer.rows * row_bytes + length + _TAIL.size != size:
         raise TruncatedSlice(f"{path} is {size} bytes, not what its trailer says ({trailer.rows} rows)")
     return trailer
-
-
-def _plain(trailer: Trailer) -> dict[str, Any]:
-    return {f.name: getattr(trailer, f.name) for f in fields(trailer)}
 
 
 def _crc_of(fd: int, size: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import CaptureFailed, MissingRows, SlicesDisagree, WrongTokens
+from .errors import CaptureFailed, MissingRows, NoRoom, SlicesDisagree, WrongTokens
 from .files import RAW_DTYPES, Trailer, read_rows, read_slice, read_token_ids, read_trailer
 
 _SAME = (
@@ -39,7 +39,8 @@ def check_slices(paths: Sequence[str | os.PathLike[str]]) -> list[Trailer]:
     trailers = [read_trailer(path) for path in paths]
     for path, trailer in zip(paths, trailers, strict=True):
         if trailer.error is not None:
-            raise CaptureFailed(f"rank {trailer.tp_rank}: {trailer.error}")
+            kind = NoRoom if trailer.retry else CaptureFailed
+            raise kind(f"rank {trailer.tp_rank}: {trailer.error}")
         for name in _SAME:
             if getattr(trailer, name) != getattr(trailers[0], name):
                 raise SlicesDisagree(

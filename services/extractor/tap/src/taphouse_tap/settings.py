@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import Field, PositiveInt, SecretStr
+from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 _PREFIX = "TAPHOUSE_TAP_"
@@ -41,6 +41,9 @@ class TapSettings(BaseSettings):
     max_body_bytes: PositiveInt = Field(default=16 << 20, description="Largest request body.")
     max_prompts: PositiveInt = Field(default=64, description="Most prompts in one request.")
     stream_limit_bytes: PositiveInt = Field(default=_GIB, description="Largest streamed answer.")
+    max_bytes_per_s: NonNegativeInt = Field(
+        default=0, description="Bytes of states captured a second, all ranks, each API server; 0: no bound."
+    )
     proof_interval_s: float = Field(
         default=60.0, ge=0, description="Seconds between captures proven to be the engine's; 0 proves none."
     )

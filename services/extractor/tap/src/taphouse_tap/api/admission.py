@@ -8,17 +8,16 @@ limit.
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from taphouse import slices
 from taphouse_tap.api.collect import Collector
-from taphouse_tap.api.refusals import Busy, TooLarge
+from taphouse_tap.api.refusals import RETRY_AFTER_S, Busy, TooLarge
 from taphouse_tap.api.requests import ModelFacts, Prompt
-
-RETRY_AFTER_S = 2
-"""What a caller is told to wait. Room comes back when other captures are consumed, mostly within seconds."""
 
 TRAILER_BYTES = 64 * 1024
 """Allowance for the trailers and file-system blocks of one capture."""
@@ -26,17 +25,28 @@ TRAILER_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one engine: bytes claimed in the slice directory, captures running, bytes of one stream."""
+    """Bounds: bytes claimed in the slice directory, captures running, bytes of streams, bytes a second.
+
+    The first two are shared by all API servers of an engine, the others are each server's own. No rate: 0.
+    """
 
     slice_dir_bytes: int
     in_flight: int
     stream_bytes: int
+    bytes_per_s: int = 0
 
 
 class Admission:
     """Hands out claims on one start's directory."""
 
-    def __init__(self, start: slices.Start, model: ModelFacts, limits: Limits) -> None:
+    def __init__(
+        self,
+        start: slices.Start,
+        model: ModelFacts,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pace = Pace(limits.bytes_per_s, clock)
         self._start = start
         self._model = model
         self._streaming = 0
@@ -59,10 +69,12 @@ class Admission:
             for prompt in prompts
         ]
         self._refuse_what_never_fits(claims)
+        self._pace.check()
         try:
             self._start.reserve_all(claims, self.limits.slice_dir_bytes, self.limits.in_flight)
         except (slices.DirectoryFull, slices.TooManyInFlight) as error:
             raise Busy(f"{error}; ask again later", retry_after=RETRY_AFTER_S) from error
+        self._pace.spend(sum(claim.nbytes for claim in claims))
         return claims
 
     async def admit(
@@ -116,6 +128,34 @@ class Admission:
                 f"prompt: {len(claims)} prompts, at most {self.limits.in_flight} captures run at once",
                 param="prompt",
             )
+
+
+class Pace:
+    """Bounds the states captured to `bytes_per_s` on average, summed over the ranks; 0 is no bound.
+
+    What was admitted is paid for by waiting afterwards: a large capture is never refused for its size alone.
+    """
+
+    def __init__(self, bytes_per_s: int, clock: Callable[[], float]) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._paid_at = 0.0
+        self._lock = threading.Lock()
+
+    def check(self) -> None:
+        """Raises: `Busy` while earlier captures are not paid for."""
+        wait = self._paid_at - self._clock()
+        if self._bytes_per_s and wait > 0:
+            raise Busy(
+                f"the bound of {self._bytes_per_s} bytes of states a second is used up; ask again later",
+                retry_after=math.ceil(wait),
+            )
+
+    def spend(self, nbytes: int) -> None:
+        """Count `nbytes` of a capture that was admitted."""
+        if self._bytes_per_s:
+            with self._lock:
+                self._paid_at = max(self._paid_at, self._clock()) + nbytes / self._bytes_per_s
 
 
 class StreamRoom:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from taphouse import slices
-from taphouse_tap.api.refusals import CaptureFailed
+from taphouse_tap.api.refusals import RETRY_AFTER_S, Busy, CaptureFailed, Refusal
 from taphouse_tap.api.requests import CaptureRequest, ModelFacts, Prompt
 
 POLL_FIRST_S = 0.002
@@ -180,11 +180,12 @@ class Collector:
     def _raise_sealed_error(self, tag: str) -> None:
         for path in self._start.slice_paths(tag):
             try:
-                error = slices.read_trailer(path).error
-            except (slices.SliceError, OSError) as unreadable:
-                error = str(unreadable)
-            if error is not None:
-                raise CaptureFailed(f"the capture failed: {error}")
+                trailer = slices.read_trailer(path)
+            except (slices.SliceError, OSError) as error:
+                raise _failed(error) from error
+            if trailer.error is not None:
+                kind = slices.NoRoom if trailer.retry else slices.CaptureFailed
+                raise _failed(kind(trailer.error))
 
     async def _sealed(self, prompt: Prompt, generated: Generated, claim: slices.Claim) -> Capture:
         paths = await self._wait_for_slices(claim.tag)
@@ -195,7 +196,7 @@ class Collector:
             capture = Capture(claim.tag, prompt, generated, rows, tuple(paths), tuple(trailers))
             slices.check_token_ids(paths, capture.fed_token_ids)
         except (slices.SliceError, OSError) as error:
-            raise CaptureFailed(f"the capture failed: {error}") from error
+            raise _failed(error) from error
         return capture
 
     async def _wait_for_slices(self, tag: str) -> list[Path]:
@@ -257,6 +258,13 @@ class Collector:
             if time.monotonic() - since > self._seal_timeout_s:
                 del self._left[tag]
         return self._start.expire(ttl_s)
+
+
+def _failed(error: Exception) -> Refusal:
+    """What a capture that is not whole means to the caller."""
+    if isinstance(error, slices.NoRoom):
+        return Busy(f"the capture failed: {error}; ask again later", retry_after=RETRY_AFTER_S)
+    return CaptureFailed(f"the capture failed: {error}")
 
 
 async def gather_all(work: Sequence[Awaitable[T]]) -> list[T]:

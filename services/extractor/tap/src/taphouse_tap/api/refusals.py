@@ -20,6 +20,9 @@ from typing import Any, ClassVar
 
 from taphouse_tap.errors import TapError
 
+RETRY_AFTER_S = 2
+"""What a caller is told to wait. Room comes back when other captures are consumed, mostly within seconds."""
+
 
 class Refusal(TapError):
     """Base of every answer that is not a capture. ``str()`` is the message the caller reads."""

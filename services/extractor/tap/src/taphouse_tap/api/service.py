@@ -213,7 +213,12 @@ class Service:
         if (reason := why_ranks_off(records, time.time())) is not None:
             raise CaptureOff(reason)
         model = server.model(records[0])
-        limits = Limits(settings.slice_dir_limit_bytes, settings.max_in_flight, settings.stream_limit_bytes)
+        limits = Limits(
+            settings.slice_dir_limit_bytes,
+            settings.max_in_flight,
+            settings.stream_limit_bytes,
+            settings.max_bytes_per_s,
+        )
         admission = Admission(start, model, limits)
         collector = Collector(
             server.engine,

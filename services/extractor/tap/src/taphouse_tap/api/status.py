@@ -61,6 +61,7 @@ def _limits(service: Service) -> dict[str, Any]:
         "slice_dir_bytes": settings.slice_dir_limit_bytes,
         "in_flight": settings.max_in_flight,
         "stream_bytes": settings.stream_limit_bytes,
+        "bytes_per_s": settings.max_bytes_per_s,
         "body_bytes": settings.max_body_bytes,
         "prompts": settings.max_prompts,
         "slice_ttl_s": settings.slice_ttl_s,

@@ -86,10 +86,10 @@ class Capture:
             raise BadRows(f"row {rows} is missing: the prompt has {self.opt_in.prompt_len}")
         return self._file.seal(self._token_ids[:rows])
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, *, retry: bool) -> None:
         """Seal the reason in place of rows, so that whoever waits is answered at once."""
         self.drop()
-        seal_error(self._directory, self._trailer, reason)
+        seal_error(self._directory, self._trailer, reason, retry=retry)
 
 
 @dataclass

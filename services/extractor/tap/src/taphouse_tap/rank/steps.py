@@ -107,7 +107,7 @@ class Steps:
             self._writer.put(Step(rows, parts))
             return
         for part in parts:
-            self._drop(part.capture, "the host memory for rows on their way is full: the writer is behind")
+            self._drop(part.capture, "the host memory for rows on their way is full", retry=True)
 
     def _admit(self, new: compat.NewRequest) -> None:
         try:
@@ -142,6 +142,6 @@ class Steps:
             self._writer.put(Finish(capture))
             self._changed()
 
-    def _drop(self, capture: Capture, reason: str) -> None:
+    def _drop(self, capture: Capture, reason: str, *, retry: bool = False) -> None:
         self._active = {k: v for k, v in self._active.items() if v is not capture}
-        self._writer.put(Fail(capture, reason))
+        self._writer.put(Fail(capture, reason, retry))

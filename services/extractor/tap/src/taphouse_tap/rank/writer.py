@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from taphouse.slices import SliceError
+from taphouse.slices import DirectoryFull, SliceError
 from taphouse_tap.errors import BadRows
 
 from .breaker import Breaker
@@ -55,10 +55,11 @@ class Finish:
 
 @dataclass(frozen=True)
 class Fail:
-    """The capture can't be completed."""
+    """The capture can't be completed; `retry`: for want of room."""
 
     capture: Capture
     reason: str
+    retry: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Writer:
         elif isinstance(item, Finish):
             self._seal(item.capture)
         elif isinstance(item, Fail):
-            self._fail(item.capture, item.reason)
+            self._fail(item.capture, item.reason, retry=item.retry)
         else:
             for capture in self._captures.all():
                 self._fail(capture, item.reason)
@@ -123,8 +124,8 @@ class Writer:
         spread = len(parts) > 1 and step.rows.raw.nbytes >= _SPREAD_BYTES
         run = self._pool.map if spread else map
         for part, done in zip(parts, list(run(lambda p: _add(p, step.rows, unwritten), parts)), strict=True):
-            if isinstance(done, str):
-                self._fail(part.capture, done)
+            if isinstance(done, Exception):
+                self._fail(part.capture, str(done), retry=isinstance(done, DirectoryFull))
             else:
                 self._counters.rows += done
                 self._counters.bytes += done * step.rows.raw.shape[1]
@@ -141,14 +142,14 @@ class Writer:
         try:
             sealed = capture.seal()
         except (BadRows, SliceError, OSError) as error:
-            self._fail(capture, str(error))
+            self._fail(capture, str(error), retry=isinstance(error, DirectoryFull))
             return
         self._captures.remove(capture)
         if sealed is not None:
             self._counters.sealed += 1
         self._counters.write_s += time.perf_counter() - began
 
-    def _fail(self, capture: Capture, reason: str) -> None:
+    def _fail(self, capture: Capture, reason: str, *, retry: bool = False) -> None:
         if not self._captures.remove(capture):
             return
         if capture.abandoned:
@@ -157,21 +158,21 @@ class Writer:
         self._counters.failed += 1
         logger.warning("Taphouse capture %s failed: %s", capture.tag, reason)
         try:
-            capture.fail(reason)
+            capture.fail(reason, retry=retry)
         except (SliceError, OSError) as error:
             logger.warning("Taphouse could not seal the error of capture %s: %s", capture.tag, error)
 
 
-def _add(part: Part, rows: StagedRows, unwritten: torch.Tensor) -> int | str:
+def _add(part: Part, rows: StagedRows, unwritten: torch.Tensor) -> int | Exception:
     """Add a part's rows to its capture; return how many were kept, or why the capture fails."""
     span = slice(part.first, part.first + part.count)
     try:
         if unwritten[span].any():
             row, layer = unwritten[span].nonzero()[0].tolist()
-            return (
+            return BadRows(
                 f"row {row} of a chunk has NaN at tapped layer number {layer}: the graph did not write it "
                 "(it runs without the tap), or the model made it"
             )
         return part.capture.add(rows.marks[span], rows.raw[span])
     except (BadRows, SliceError, OSError) as error:
-        return str(error)
+        return error
