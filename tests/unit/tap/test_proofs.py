@@ -1,0 +1,90 @@
+"""Captures proven against the engine's own top tokens: how often, what comes of a right and a wrong one."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.tap.endpoint_fakes import PASSED, Bench, make_bench
+
+from taphouse_tap.api.metrics import Metrics
+from taphouse_tap.api.proof import ROWS, Proofs
+
+URL = "/v1/hidden_states"
+WRONG = {**PASSED, "ok": False, "reason": "2 of 4 tokens are not what the captured states give"}
+
+
+async def ask(bench: Bench, **body: Any) -> Any:
+    async with bench.client() as client:
+        return await client.post(URL, json={"prompt": [10, 11, 12], **body})
+
+
+async def never(*_: Any) -> list[Any]:
+    raise AssertionError
+
+
+def test_they_are_rare() -> None:
+    """At most one every half interval, whatever is asked."""
+    now = 0.0
+    proofs = Proofs(never, 60.0, Metrics(publish=False), clock=lambda: now)
+    due = []
+    for now in range(0, 3600, 2):
+        if proofs.due():
+            due.append(now)
+    assert 35 <= len(due) <= 120 and min(b - a for a, b in pairwise(due)) >= 30
+    assert not any(Proofs(never, 0.0, Metrics(publish=False)).due() for _ in range(10))
+
+
+@pytest.mark.parametrize("generated", [1, 6])
+def test_a_proven_capture_brings_its_witness(tmp_path: Path, generated: int) -> None:
+    bench = make_bench(tmp_path, proof_interval_s=60)
+
+    async def go() -> None:
+        await bench.ready()
+        answer = await ask(bench, max_tokens=generated)
+        witness = answer.json()["data"][0]["witness"]
+        (proven,) = bench.server.proven
+        assert proven == (witness["first_row"], [row[0] for row in witness["top_tokens"]])
+        assert len(witness["top_tokens"]) == min(ROWS, generated)
+        assert 2 <= witness["first_row"] <= 2 + generated - len(witness["top_tokens"])
+        first_token = bench.engine.generated[witness["first_row"] - 2]
+        assert witness["top_tokens"][0] == [first_token, first_token + 1]
+        assert witness["top_logprobs"][0] == [-0.5, -1.5]
+        again = await ask(bench, max_tokens=generated)
+        assert "witness" not in again.json()["data"][0] and len(bench.server.proven) == 1
+        assert bench.service.metrics.counts["proven"] == 1
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_a_disproved_capture_is_no_sample_and_the_canary_runs_again(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, proof_interval_s=60)
+
+    async def go() -> None:
+        await bench.ready()
+        bench.server.proof_answer = bench.server.canary_answer = WRONG
+        answer = await ask(bench)
+        assert answer.status_code == 500
+        assert "not those of the engine: rank 0: 2 of 4 tokens" in answer.json()["error"]["message"]
+        assert bench.leftovers() == [] and bench.service.metrics.counts["disproved"] == 1
+        while bench.service.why_off() is None:
+            await asyncio.sleep(0.005)
+        assert (await ask(bench)).status_code == 503
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_they_can_be_switched_off(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, proof_interval_s=0)
+
+    async def go() -> None:
+        await bench.ready()
+        assert "witness" not in (await ask(bench)).json()["data"][0]
+        await bench.service.close()
+
+    asyncio.run(go())
