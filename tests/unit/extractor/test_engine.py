@@ -12,12 +12,14 @@ import httpx
 import numpy as np
 import pytest
 from tests.queue.fake_tap import FakeTap, states_of
-from tests.unit.extractor.conftest import engine_of
+from tests.unit.extractor.conftest import Bench, Service, engine_of
 
 from taphouse.samples import Witness
 from taphouse_extractor.engine import Engine, in_order
 from taphouse_extractor.errors import BadRow, CaptureFailed, EngineTimeout, EngineUnavailable, RowRefused
 from taphouse_extractor.monitor import EngineMonitor
+from taphouse_extractor.pipeline import Pipeline
+from taphouse_extractor.records import BatchRef
 
 
 def engine_that(answer: Callable[[httpx.Request], httpx.Response], slice_dir: Path) -> Engine:
@@ -222,6 +224,43 @@ def test_an_answer_of_wrong_values_is_a_failed_capture(tap: FakeTap, change: dic
     with pytest.raises(CaptureFailed):
         engine.capture({"prompt": "hello", "max_tokens": 1})
     assert tap.slices_left() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_layers": 0}, "num_layers"),
+        ({"num_layers": -1}, "num_layers"),
+        ({"num_layers": 3}, "not all in 0..3"),
+        ({"num_layers": 10**9}, "num_layers"),
+        ({"num_layers": None}, ""),
+        ({"fingerprint": []}, "identifies nothing"),
+        ({"fingerprint": {}}, "identifies nothing"),
+        ({"fingerprint": {"weights": float("nan")}}, "NaN"),
+    ],
+)
+def test_an_engine_of_impossible_facts_is_one_failure_a_row(
+    bench: Bench, change: dict[str, Any], message: str
+) -> None:
+    engine = tampering(bench.tap, lambda out: out.update(change))
+    job = bench.job([{"prompt": "hello"}, {"prompt": "again"}])
+    outcome = Pipeline(bench.records, bench.ledger, engine, 2).run(BatchRef(job_id=job.id, batch=0))
+    assert (outcome.succeeded, len(outcome.failures), outcome.shard) == (0, 2, None)
+    assert all(message in failure.reason and "\n" not in failure.reason for failure in outcome.failures)
+    assert bench.tap.slices_left() == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"versions": [1]}, {"plugins": "all"}, {"canary": 5}, {"start_id": "x" * 5000}, {"start_id": "../x"}],
+)
+def test_doctor_outlives_a_status_of_another_kind(
+    serve: Callable[..., Service], change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = serve()
+    status = {**service.bench.tap.status(), **change}
+    monkeypatch.setattr(service.bench.tap, "status", lambda: status)
+    assert {check.check for check in service.client.doctor()} >= {"engine", "canary", "slices"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from taphouse.errors import InvalidSample
 from taphouse.samples import Sample
 from taphouse.shards import encode_shard
 from taphouse.wire import ExtractRequest, JobOptions, Row
-from taphouse_extractor.engine import Capture, Engine, in_order
+from taphouse_extractor.engine import Capture, Engine, in_order, meta_of
 from taphouse_extractor.errors import (
     BadRow,
     CaptureFailed,
@@ -20,7 +20,7 @@ from taphouse_extractor.errors import (
     TooBusy,
     TooLarge,
 )
-from taphouse_extractor.pipeline import meta_of, pin_of, to_sample
+from taphouse_extractor.pipeline import pin_of, to_sample
 from taphouse_extractor.rows import Numbered, to_prompt
 
 __all__ = ["DirectExtraction", "DirectLimits"]

@@ -12,6 +12,7 @@ from typing import Any
 import redis
 
 from taphouse.errors import TaphouseError
+from taphouse.slices import start_id_of
 from taphouse.store import Store
 from taphouse.wire import Check, Consumer, Worker
 from taphouse_extractor.engine import Engine
@@ -96,13 +97,16 @@ class Doctor:
     def _check_slices(self, status: dict[str, Any]) -> Check:
         """The engine made a directory of a random name at its start: finding it here is finding its mount."""
         start_id = str(status.get("start_id"))
-        directory = self._slice_dir / f"start-{start_id}"
-        found = start_id.replace("_", "").replace("-", "").isalnum() and directory.is_dir()
+        try:
+            directory = self._slice_dir / f"start-{start_id_of(start_id)}"
+            found = directory.is_dir()
+        except (ValueError, OSError):
+            found = False
         if not found:
             return Check(
                 check="slices",
                 ok=False,
-                detail=f"the engine's start-{start_id} is not in {self._slice_dir}",
+                detail=f"the engine's start-{start_id:.80} is not in {self._slice_dir}",
                 advice="Mount the engine's TAPHOUSE_TAP_SLICE_DIR here and set slice_dir to it",
             )
         probe = directory / f".doctor-{secrets.token_hex(4)}"
@@ -151,9 +155,14 @@ def _consumer(consumer: Consumer, now: float) -> Check:
     )
 
 
+def _part(status: dict[str, Any], name: str) -> dict[str, Any]:
+    """A part of an engine's status; empty where the engine says something else there."""
+    part = status.get(name)
+    return part if isinstance(part, dict) else {}
+
+
 def _engine(url: str, status: dict[str, Any]) -> Check:
-    versions = status.get("versions") or {}
-    plugins = status.get("plugins") or {}
+    versions, plugins = _part(status, "versions"), _part(status, "plugins")
     detail = (
         f"{url}, vLLM {versions.get('vllm')}, tap {versions.get('tap')}, layers {status.get('layers')}, "
         f"plugins in use {plugins.get('allowed')}, left out by VLLM_PLUGINS {plugins.get('left_out')}"
@@ -169,7 +178,7 @@ def _engine(url: str, status: dict[str, Any]) -> Check:
 
 
 def _canary(status: dict[str, Any]) -> Check:
-    canary = status.get("canary") or {}
+    canary = _part(status, "canary")
     ok = canary.get("state") == "passed"
     detail = f"{canary.get('state', 'unknown')}{': ' + str(canary['reason']) if canary.get('reason') else ''}"
     advice = (

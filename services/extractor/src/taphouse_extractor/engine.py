@@ -21,9 +21,11 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from taphouse.errors import InvalidSample
 from taphouse.samples import Witness
+from taphouse.shards import ShardMeta
 from taphouse.slices import (
     SliceError,
     check_slices,
@@ -41,8 +43,9 @@ from taphouse_extractor.errors import (
     EngineUnavailable,
     RowRefused,
 )
+from taphouse_extractor.rows import describe
 
-__all__ = ["Capture", "Engine", "in_order"]
+__all__ = ["Capture", "Engine", "in_order", "meta_of"]
 
 CAPTURE_WAITS_S = (0.5, 2.0)
 """A capture that failed is tried again after each of these."""
@@ -222,8 +225,8 @@ def _read(answer: dict[str, Any], item: dict[str, Any], directory: Path, layers:
     finish_reason = item.get("finish_reason")
     if not isinstance(finish_reason, str | None):
         raise CaptureFailed(f"the engine says finish_reason {finish_reason!r:.40}, which is no text")
-    mask, fingerprint = item.get("loss_mask"), dict(answer["fingerprint"])
-    return Capture(
+    mask, fingerprint = item.get("loss_mask"), _fingerprint(answer["fingerprint"])
+    capture = Capture(
         token_ids=token_ids,
         prompt_len=int(item["prompt_len"]),
         rows=rows,
@@ -237,6 +240,35 @@ def _read(answer: dict[str, Any], item: dict[str, Any], directory: Path, layers:
         fingerprint_id=fingerprint_id(fingerprint),
         witness=_witness(item.get("witness")),
     )
+    try:
+        meta_of(capture)
+    except ValidationError as error:
+        raise CaptureFailed(f"the engine says what can't be: {describe(error)}") from error
+    return capture
+
+
+def meta_of(capture: Capture, *, job_id: str | None = None, batch: int | None = None) -> ShardMeta:
+    """What all samples of a shard share, from the first of them; raises pydantic's `ValidationError`."""
+    return ShardMeta(
+        layers=capture.layers,
+        num_layers=capture.num_layers,
+        hidden_size=capture.hidden_size,
+        dtype=capture.dtype,
+        fingerprint=capture.fingerprint,
+        job_id=job_id,
+        batch=batch,
+    )
+
+
+def _fingerprint(found: Any) -> dict[str, Any]:
+    """What identifies the engine's weights; raises `CaptureFailed` for what identifies nothing."""
+    if not isinstance(found, dict) or not found:
+        raise CaptureFailed(f"the engine says fingerprint {found!r:.40}, which identifies nothing")
+    try:
+        json.dumps(found, allow_nan=False)
+    except ValueError as error:
+        raise CaptureFailed("the engine's fingerprint holds NaN or infinity") from error
+    return found
 
 
 def _witness(found: Any) -> Witness | None:

@@ -20,7 +20,6 @@ from taphouse.ledger import Ledger
 from taphouse.samples import Sample
 from taphouse.shards import (
     ShardFacts,
-    ShardMeta,
     ShardWriter,
     describe_shard,
     open_shard,
@@ -28,12 +27,12 @@ from taphouse.shards import (
     shard_path,
 )
 from taphouse.wire import JobOptions, RowFailure
-from taphouse_extractor.engine import Capture, Engine, in_order
+from taphouse_extractor.engine import Capture, Engine, in_order, meta_of
 from taphouse_extractor.errors import BadRow, CaptureFailed, EngineChanged, JobCancelled, RowRefused
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records
 from taphouse_extractor.rows import Mask, Numbered, Prompt, number_rows, parse_row, to_prompt
 
-__all__ = ["Pipeline", "meta_of", "to_sample"]
+__all__ = ["Pipeline", "pin_of", "to_sample"]
 
 LOST = "made no sample when its batch was sealed; a worker that died since knew why"
 
@@ -73,7 +72,7 @@ class Pipeline:
         first = next(samples, None)
         if first is None:
             return None
-        meta, added = meta_of(first[1], ref), 0
+        meta, added = meta_of(first[1], job_id=ref.job_id, batch=ref.batch), 0
         with store.create(path) as staged, ShardWriter(staged, meta) as writer:
             for row, _, sample in chain([first], samples):
                 try:
@@ -178,19 +177,6 @@ def pin_of(capture: Capture) -> Pin:
         layers=capture.layers,
         num_layers=capture.num_layers,
         dtype=capture.dtype,
-    )
-
-
-def meta_of(capture: Capture, ref: BatchRef | None = None) -> ShardMeta:
-    """What all samples of a shard share, from the first of them."""
-    return ShardMeta(
-        layers=capture.layers,
-        num_layers=capture.num_layers,
-        hidden_size=capture.hidden_size,
-        dtype=capture.dtype,
-        fingerprint=capture.fingerprint,
-        job_id=ref.job_id if ref else None,
-        batch=ref.batch if ref else None,
     )
 
 
