@@ -1,0 +1,184 @@
+"""What the answers of a wave come to, and the tables at the end."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .stats import paired, tails
+from .wave import Wave
+
+_PAIRED_WITH = {"prefill, all captured (tok/s)": "prefill, tap idle (tok/s)"}
+
+
+def summarize(wave: Wave) -> None:
+    """Print the wave's results, one JSON line each."""
+    for summary in itertools.chain(_figures(wave), _bitwise(wave), _mixed(wave), _steady(wave), _rates(wave)):
+        name = summary.pop("name")
+        wave.emit(name, **wave.label, **summary)
+    if wave.left_out:
+        wave.emit("left_out", **wave.label, steps=dict(wave.left_out))
+
+
+def _figures(wave: Wave) -> Iterator[dict[str, Any]]:
+    for figure, engines in wave.values.items():
+        if figure == "steady":
+            continue
+        base = wave.values.get(_PAIRED_WITH.get(figure, figure), {}).get("untapped", {})
+        other = engines.get("peer" if figure.startswith("peer") else "tapped", {})
+        if not other or not base:
+            continue
+        summary = {"name": "ratio", "figure": figure, "untapped": _median(base), "other": _median(other)}
+        rounds = sorted(base.keys() & other.keys())
+        summary |= paired([other[r] for r in rounds], [base[r] for r in rounds])
+        if not figure.startswith("peer") and figure not in _PAIRED_WITH:
+            summary["same"] = _same(base, engines.get("untapped2", {}))
+        yield summary
+
+
+def _same(base: dict[int, list[float]], second: dict[int, list[float]]) -> dict[str, object]:
+    """A/A: the second untapped engine against the first; without one, the first against itself."""
+    if second:
+        rounds = sorted(base.keys() & second.keys())
+        return paired([second[r] for r in rounds], [base[r] for r in rounds])
+    twice = [values for values in base.values() if len(values) > 1]
+    return paired([v[-1:] for v in twice], [v[:1] for v in twice]) | {"engine": "itself"}
+
+
+def _median(rounds: dict[int, list[float]]) -> float:
+    return statistics.median(itertools.chain.from_iterable(rounds.values()))
+
+
+def _answers(wave: Wave, section: str) -> list[tuple[Any, Any]]:
+    return [(step, answer) for step, answer in wave.answers if step.section == section]
+
+
+def _bitwise(wave: Wave) -> Iterator[dict[str, Any]]:
+    bits = {step.engine: answer for step, answer in _answers(wave, "bitwise")}
+    for one, two in (("untapped", "tapped"), ("untapped", "untapped2")):
+        if one in bits and two in bits:
+            summary: dict[str, Any] = {"name": "bitwise", "engines": [one, two]}
+            for how in ("alone", "batch"):
+                a, b = bits[one][how], bits[two][how]
+                same = sum(x == y for x, y in zip(a, b, strict=False))
+                summary[how] = {"same": same, "of": max(len(a), len(b)), "equal": a == b}
+            yield summary
+    for engine, answer in bits.items():
+        # Not expected to be equal: other batch sizes take other kernels. It shows what "equal" is worth.
+        same = sum(x == y for x, y in zip(answer["alone"], answer["batch"], strict=False))
+        yield {"name": "bitwise_alone_batch", "engine": engine, "same": same, "of": len(answer["alone"])}
+
+
+def _mixed(wave: Wave) -> Iterator[dict[str, Any]]:
+    pools: dict[str, dict[str, list[float]]] = {}
+    taken, expected, errors = 0, 0, 0
+    for step, answer in _answers(wave, "mixed"):
+        for name in ("prompt_steps_ms", "decode_steps_ms", "gaps_ms"):
+            pools.setdefault(name, {}).setdefault(step.figure, []).extend(answer[name])
+        taken += answer.get("taken_bytes", 0)
+        expected += answer.get("bytes_expected", 0)
+        errors += answer.get("taken_errors", 0)
+    for name, pool in pools.items():
+        summary: dict[str, Any] = {"name": "captured_over_idle", "of": name}
+        for label, share in (("p50", 0.5), ("p99", 0.99)):
+            summary[label] = tails(pool.get("captured", []), pool.get("idle", []), share)
+        yield summary
+    if pools:
+        bytes_ = {"bytes_taken": taken, "bytes_expected": expected, "equal": taken == expected}
+        yield {"name": "mixed_bytes", **bytes_, "errors": errors}
+
+
+def _steady(wave: Wave) -> Iterator[dict[str, Any]]:
+    windows = _answers(wave, "steady")
+    values = wave.values.get("steady", {})
+    if not windows:
+        return
+    untapped, tapped = values.get("untapped", {}), values.get("tapped", {})
+    rounds = sorted(untapped.keys() & tapped.keys())
+    summary: dict[str, Any] = {"name": "steady", "seconds": wave.args.steady_s}
+    if rounds:
+        summary |= {"untapped": _median(untapped), "tapped": _median(tapped)}
+        summary |= paired([tapped[r] for r in rounds], [untapped[r] for r in rounds])
+    mine = [answer for step, answer in windows if step.engine == "tapped"]
+    summary["bytes_taken"] = sum(a.get("taken_bytes", 0) for a in mine)
+    summary["bytes_expected"] = sum(a.get("bytes_expected", 0) for a in mine)
+    summary["equal"] = summary["bytes_taken"] == summary["bytes_expected"]
+    summary["errors"] = [a["taken_error"] for a in mine if a.get("taken_error")]
+    summary["drain_s"] = [a["drain_s"] for a in mine]
+    yield summary
+    steps: dict[str, list[float]] = {}
+    for step, answer in windows:
+        steps.setdefault(step.engine, []).extend(answer["full_steps_ms"])
+    if steps.get("untapped") and steps.get("tapped"):
+        both = {label: tails(steps["tapped"], steps["untapped"], share) for label, share in _SHARES.items()}
+        yield {"name": "steady_full_steps", "of": "tapped, captured / untapped", **both}
+
+
+_SHARES = {"p50": 0.5, "p99": 0.99}
+
+
+def _rates(wave: Wave) -> Iterator[dict[str, Any]]:
+    for step, answer in _answers(wave, "rates"):
+        for rank, part in enumerate(answer):
+            if step.figure == "d2h":
+                yield {"name": "tap_d2h", "rank": rank, **part}
+                continue
+            counters = part["counters"]
+            summary = {"name": "writer", "rank": rank, "counters": counters, "memory": part["memory"]}
+            if counters.get("write_s"):
+                summary["write_gb_s"] = counters["bytes"] / counters["write_s"] / 1e9
+            if counters.get("d2h_s"):
+                summary["d2h_gb_s"] = counters["bytes"] / counters["d2h_s"] / 1e9
+            yield summary | {"mode": part["mode"], "layers": part["layers"], "versions": part["versions"]}
+
+
+def tables(results: Sequence[dict[str, Any]]) -> None:
+    """Print what a reader wants to see of all results."""
+    interval = f"{'95 %':>17}"
+    heads = f"{'untapped':>11} {'other':>11} {'ratio':>8} {interval} {'A/A':>8} {interval} rounds"
+    print(f"\n{'':10} {'figure':38} {heads}")
+    for r in (r for r in results if r["result"] == "ratio"):
+        same = r.get("same") or {}
+        numbers = f"{r['untapped']:11.3f} {r['other']:11.3f} {_ratio(r)} {_ratio(same)}"
+        print(f"{r['runner']:10} {r['figure']:38} {numbers} {r['rounds']:3}")
+    for r in (r for r in results if r["result"] in _SHOWN):
+        shown = {k: v for k, v in r.items() if k not in ("result", "at_s", "mode", "versions", "layers")}
+        print(f"{r['result']}: {_compact(shown)}")
+    checks = [c for r in results if r["result"] == "check" for c in r["verdicts"]]
+    good = sum(c["checked"] for c in checks if c["ok"])
+    print(f"greedy tokens reproduced from captured states: {good} of {sum(c['generated'] for c in checks)}")
+
+
+_SHOWN = (
+    "kv_tokens",
+    "bitwise",
+    "captured_over_idle",
+    "mixed_bytes",
+    "steady",
+    "steady_full_steps",
+    "link",
+    "tap_d2h",
+    "writer",
+    "draft",
+    "sleep",
+    "one_by_one",
+    "failed",
+    "left_out",
+)
+
+
+def _ratio(part: dict[str, Any]) -> str:
+    if not part or part.get("ratio") is None:
+        return " " * 26
+    low, high = part["interval"]
+    return f"{part['ratio']:8.4f} {f'{low:.4f} to {high:.4f}':>17}"
+
+
+def _compact(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_compact(v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return "[" + ", ".join(_compact(v) for v in value) + "]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,58 @@
+"""Medians of pairs with bootstrap intervals."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+
+_RESAMPLES = 2000
+_TAIL_RESAMPLES = 400
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of `values` lie (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def bootstrap(resample: Callable[[random.Random], float], times: int = _RESAMPLES) -> tuple[float, float]:
+    """95 % percentile interval of what `resample` draws."""
+    rng = random.Random(0)
+    drawn = sorted(resample(rng) for _ in range(times))
+    return drawn[int(0.025 * times)], drawn[int(0.975 * times) - 1]
+
+
+def paired(over: Sequence[Sequence[float]], under: Sequence[Sequence[float]]) -> dict[str, object]:
+    """Median over rounds of mean(over) / mean(under), with its interval."""
+    quotients = [
+        statistics.fmean(a) / statistics.fmean(b) for a, b in zip(over, under, strict=False) if a and b
+    ]
+    if not quotients:
+        return {"ratio": None, "interval": None, "rounds": 0}
+    low, high = bootstrap(lambda rng: statistics.median(rng.choices(quotients, k=len(quotients))))
+    return {
+        "ratio": round(statistics.median(quotients), 5),
+        "interval": [round(low, 5), round(high, 5)],
+        "rounds": len(quotients),
+    }
+
+
+def tails(over: Sequence[float], under: Sequence[float], share: float) -> dict[str, object]:
+    """The quotient of two pools' percentile, with its interval."""
+    if not over or not under:
+        return {"ratio": None, "interval": None}
+    low, high = bootstrap(
+        lambda rng: (
+            percentile(rng.choices(over, k=len(over)), share)
+            / percentile(rng.choices(under, k=len(under)), share)
+        ),
+        _TAIL_RESAMPLES,
+    )
+    return {
+        "ratio": round(percentile(over, share) / percentile(under, share), 4),
+        "interval": [round(low, 4), round(high, 4)],
+        "over": round(percentile(over, share), 4),
+        "under": round(percentile(under, share), 4),
+        "steps": [len(over), len(under)],
+    }
