@@ -8,7 +8,7 @@ KEEP ?=
 STOP ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-long bench lock format clean
+.PHONY: help setup demo test check test-long bench bench-tap lock format clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ test-long: setup ## the tests marked slow
 
 bench: setup ## benchmarks on this machine; docs/benchmarks.md says how to read them
 	$(BIN)/python -m benchmarks.codec
+	$(MAKE) bench-tap
+
+bench-tap: setup ## the tap's cost to an engine on this machine's CPU (benchmarks/tap_gpu.py is for GPUs)
 	$(BIN)/python deploy/local/model.py
 	$(BIN)/python -m benchmarks.capture_cpu
 

@@ -1,0 +1,33 @@
+"""The launch lines in the documents are the ones that the tap asks for, and the settings they name exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from taphouse_tap.__main__ import launch_args
+from taphouse_tap.settings import TapSettings
+
+ROOT = Path(__file__).parents[3]
+PAGES = ["docs/tap.md", "README.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_launch_line_has_the_taps_flags(page: str) -> None:
+    text = (ROOT / page).read_text()
+    (line,) = re.findall(r"^vllm serve (?:.*\\\n)*.*$", text, re.MULTILINE)
+    words = shlex.split(line.replace("\\\n", " "))
+    given = set(pairwise(words))
+    flags = launch_args([2, 30, 58], tensor_parallel_size=8)
+    assert set(zip(flags[::2], flags[1::2], strict=True)) <= given
+    assert ("--middleware", "taphouse_tap.middleware.HiddenStatesMiddleware") in given
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/hidden-states.md"])
+def test_the_settings_named_exist(page: str) -> None:
+    named = set(re.findall(r"TAPHOUSE_TAP_([A-Z_]+)", (ROOT / page).read_text()))
+    assert named and named <= {name.upper() for name in TapSettings.model_fields}
