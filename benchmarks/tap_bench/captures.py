@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -45,6 +46,11 @@ class Captures:
             )
         self.start.reserve_all([claim for claim, _ in made], _LIMIT)
         return [(claim.tag, opt_in) for claim, opt_in in made]
+
+    def free_bytes(self) -> int:
+        """What the slices' file system has left."""
+        space = os.statvfs(self.start.directory)
+        return space.f_bavail * space.f_frsize
 
     def wait(self, tags: Sequence[str]) -> None:
         """Wait until every rank sealed every tag."""

@@ -45,6 +45,8 @@ class Driver:
             self._link()
         plans = [self._plan(number) for number in range(len(args.runners))]
         for number, runner in enumerate(args.runners):
+            if not plans[number].steps():
+                continue
             needs = [self.start_s + sum(step.guess_s for step in plan.steps()) for plan in plans[number:]]
             share = (self._left() - self._later_s()) * needs[0] / sum(needs)
             self._runner(runner, plans[number], share)
@@ -196,10 +198,11 @@ class Driver:
         }
         more = {"VLLM_CACHE_ROOT": str(self.work / f"cache-{kind}")}
         if args.shape == "tiny":
-            more["VLLM_CPU_KVCACHE_SPACE"] = "1"
+            more |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         else:
             v2 = label["runner"] == "V2" and kind not in ("peer", "ngram")  # V2 has neither in 0.22.1
             more["VLLM_USE_V2_MODEL_RUNNER"] = "1" if v2 else "0"
+        self.work.mkdir(parents=True, exist_ok=True)
         log = self.work / f"{len(self.launched):02}-{spec['name']}.log"
         engine = Engine(spec, self._environment(more), log)
         self.launched.append(engine)
@@ -228,7 +231,7 @@ def main(description: str) -> int:
     if args.tiny:
         args.shape, args.runners = "tiny", args.runners or "V1"
     args.runners = (args.runners or "V1,V2").split(",")
-    args.sections = list(dict.fromkeys(args.sections.split(",")))
+    args.sections = [] if args.sections == "none" else list(dict.fromkeys(args.sections.split(",")))
     args.engines, args.once = args.engines.split(","), args.once.split(",")
     args.draft = args.draft.split(",") if args.draft else []
     unknown = set(args.sections) - {*sections.SECTIONS, *_EXTRA}
@@ -236,7 +239,7 @@ def main(description: str) -> int:
         raise SystemExit(f"unknown sections {sorted(unknown)}; known are {[*sections.SECTIONS, *_EXTRA]}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as work:
-        driver = Driver(args, Path(work))
+        driver = Driver(args, Path(args.cache or work))
         try:
             return driver.run()
         finally:
@@ -253,7 +256,11 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add("--tp", "--tensor-parallel-size", type=int, default=1)
     add("--runners", help="model runners, comma separated (default V1,V2)")
     add("--engines", default="untapped,tapped,untapped2", help="which engines are up; untapped2 is for A/A")
-    add("--sections", default=default, help=f"comma separated, of {', '.join([*sections.SECTIONS, *_EXTRA])}")
+    add(
+        "--sections",
+        default=default,
+        help=f"comma separated (none: no section), of {', '.join([*sections.SECTIONS, *_EXTRA])}",
+    )
     add("--once", default="peer,mixed,steady", help="sections that only the first runner takes")
     add("--draft", help="also check engines that serve with drafts: eagle3, ngram or both")
     add("--rounds", type=int, default=10, help="rounds of decode, prefill and captured")
@@ -271,6 +278,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     add("--budget-s", type=float, default=540.0, help="leave out what no longer fits")
     add("--kv-gib", type=float, help="KV cache of each engine and card")
+    add("--cache", help="directory for compiled graphs: runs of the same code start faster with it")
     add("--one-by-one", action="store_true", help="never more than one engine on the cards")
     add("--env", action="append", default=[], metavar="KEY=VALUE", help="for every engine; may be repeated")
     return parser

@@ -154,16 +154,24 @@ class Commands:
         return {"sleep_s": slept - began, "wake_s": time.perf_counter() - slept}
 
     def _peer_prefill(self, prompts: int, capture: bool, seed: int) -> dict[str, Any]:
-        """As `Load.prefill`, until the peer has written its files (each larger than a prompt's states)."""
+        """As `Load.prefill`, until the peer has written its files (each as large as a prompt's states)."""
         del capture
-        whole = self.shape.prompt_length * self.shape.row_bytes
+        whole = int(0.9 * self.shape.prompt_length * self.shape.row_bytes)
         before = self._peer_files(whole)
+        self.load.lead_in(seed + 1)
+        self._peer_wait(whole, before + 1)
         began = time.perf_counter()
-        rate = self.load.prefill(prompts, False, seed)["value"]
-        while self._peer_files(whole) < before + prompts and time.perf_counter() - began < 60:
-            time.sleep(0.002)
+        rate = self.load.prefill(prompts, False, seed, lead=False)["value"]
+        self._peer_wait(whole, before + 1 + prompts)
         tokens = prompts * self.shape.prompt_length
         return {"value": tokens / (time.perf_counter() - began), "engine_tok_s": rate}
+
+    def _peer_wait(self, size: int, count: int) -> None:
+        deadline = time.monotonic() + 60
+        while self._peer_files(size) < count:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the peer wrote {self._peer_files(size)} of {count} files")
+            time.sleep(0.002)
 
     def _peer_files(self, size: int) -> int:
         return sum(

@@ -78,13 +78,18 @@ class Load:
                 last, total = now, max(counts.values())
         return {"value": 1e3 * (last - first) / max(1, total - lead)}
 
-    def prefill(self, prompts: int, capture: bool, seed: int) -> dict[str, Any]:
+    def lead_in(self, seed: int) -> None:
+        """Run one prompt that does not count: another engine had the card before."""
+        self.add(self.prompts([self._shape.prompt_length], seed)[0], 1)
+        self.finish()
+
+    def prefill(self, prompts: int, capture: bool, seed: int, lead: bool = True) -> dict[str, Any]:
         """Prompt tokens/s of `prompts` prompts at once; when captured, until the last slice is sealed."""
         lengths = [self._shape.prompt_length] * prompts
         made = self.prompts(lengths, seed)
         opted = self._claims(lengths) if capture else []
-        self.add(self.prompts([self._shape.prompt_length], seed + 1)[0], 1)  # after another engine's turn
-        self.finish()
+        if lead:
+            self.lead_in(seed + 1)
         began = time.perf_counter()
         for number, prompt in enumerate(made):
             self.add(prompt, 1, opted[number][1] if opted else None)
@@ -233,7 +238,8 @@ class Load:
 
     def _many(self, seconds: float) -> int:
         """Claims made before a mixed window, so that none is made while gaps are timed."""
-        most = _AHEAD_BYTES // (self._shape.mixed_length * self._shape.row_bytes)
+        room = min(_AHEAD_BYTES, self._captures.free_bytes() // 3 if self._captures else 0)
+        most = room // (self._shape.mixed_length * self._shape.row_bytes)
         return max(1, min(int(_AHEAD_A_SECOND * seconds), most))
 
     def _consumer(self, capture: bool, length: int, count: int) -> tuple[Consumer | None, Ahead | None]:

@@ -61,13 +61,17 @@ class Engine:
             raise EngineFailed(f"{self.name} is gone") from error
         return self._answer(timeout_s)
 
-    def close(self, grace_s: float = 12.0) -> None:
-        """End the engine and everything it started."""
+    def quit(self) -> None:
+        """Tell the engine to end, without waiting for it. Idempotent."""
         self.alive = False
         with contextlib.suppress(OSError, ValueError):
             assert self._process.stdin is not None
             self._process.stdin.write('{"do": "quit"}\n')
             self._process.stdin.close()
+
+    def close(self, grace_s: float = 8.0) -> None:
+        """End the engine and everything it started."""
+        self.quit()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=grace_s)
         with contextlib.suppress(ProcessLookupError):

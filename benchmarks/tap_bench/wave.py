@@ -50,6 +50,8 @@ class Wave:
     def close(self) -> None:
         """End all engines of the wave."""
         for engine in self._engines.values():
+            engine.quit()
+        for engine in self._engines.values():
             engine.close()
         self._engines.clear()
 
@@ -62,8 +64,9 @@ class Wave:
                 self._take(engine, step, steps[number + 1 :])
 
     def one_by_one(self, steps: Sequence[Step]) -> None:
-        """Take the steps engine by engine, each engine alone on its cards."""
-        for kind in dict.fromkeys(step.engine for step in steps):
+        """Take the steps engine by engine, each alone on its cards; the first is untapped, to calibrate."""
+        kinds = dict.fromkeys(step.engine for step in steps)
+        for kind in sorted(kinds, key=lambda kind: kind != "untapped"):
             mine = [step for step in steps if step.engine == kind]
             if time.monotonic() + self.longest_start > self.deadline:
                 self.left_out.update(f"{step.section} ({kind})" for step in mine)
@@ -135,7 +138,7 @@ class Wave:
             self.calibration.prefill_prompts = multiple * max(1, round(prompts / multiple))
         else:
             tokens = round(1e3 * self.args.decode_s / max(answer["value"], 1e-3))
-            self.calibration.decode_tokens[int(step.figure.split()[1])] = min(400, max(12, tokens))
+            self.calibration.decode_tokens[int(step.figure.split()[1])] = min(400, max(30, tokens))
 
     def _failed(self, engine: Engine, what: str, error: Exception) -> None:
         self.emit("failed", **self.label, engine=engine.name, what=what, error=str(error)[:600])
