@@ -70,7 +70,7 @@ def options(spec: dict[str, Any], shape: Shape) -> dict[str, Any]:
 
 
 def _model(spec: dict[str, Any], name: str, config: dict[str, Any]) -> str:
-    directory = Path(spec["work"]) / f"{spec['name']}-{name}"
+    directory = Path(spec["work"]) / f"{spec['shape']}-{spec['kind']}-{name}"
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     return str(directory)

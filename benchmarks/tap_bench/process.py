@@ -95,6 +95,9 @@ class Engine:
                 raise EngineFailed(f"{self.name} ended")
             with contextlib.suppress(ValueError):
                 answer = json.loads(line)
+                if not answer["ok"] and answer["error"].startswith("EngineDeadError"):
+                    self.alive = False
+                    raise EngineFailed(answer["error"])
                 if not answer["ok"]:
                     raise CommandFailed(answer["error"])
                 return answer["value"]

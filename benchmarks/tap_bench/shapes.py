@@ -28,7 +28,7 @@ _LLAMA: dict[str, Any] = {
 _TINY = _LLAMA | {
     "hidden_size": 256,
     "intermediate_size": 512,
-    "num_hidden_layers": 5,
+    "num_hidden_layers": 8,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
@@ -146,7 +146,7 @@ SHAPES = {
     "kimi-k2.5-int4": Shape(_KIMI_INT4, (2, 30, 58, 61), kv_gib=2.5),
     "tiny": Shape(
         _TINY,
-        (2, 5),
+        (2, 4, 5, 8),
         kv_gib=0.25,
         max_model_len=2048,
         max_num_batched_tokens=256,
