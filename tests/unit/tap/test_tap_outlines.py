@@ -16,6 +16,7 @@ from torch import nn
 from taphouse_tap import __version__
 from taphouse_tap.__main__ import launch_args, main
 from taphouse_tap.rank.breaker import Breaker
+from taphouse_tap.rank.check import _tolerance as check_tolerance
 from taphouse_tap.rank.record import RecordThread
 from taphouse_tap.rank.weights import final_norm_checksum
 from taphouse_tap.settings import load_settings
@@ -149,3 +150,17 @@ def test_looks_go_round_all_tensors() -> None:
     with torch.no_grad():
         model[39].weight[0, 0] += 1
     assert [weights.look_again() for _ in range(5)].count(False) == 1
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 30.0])
+def test_the_tolerance_takes_roundings_and_nothing_more(scale: float) -> None:
+    """Ties that bfloat16 can't tell apart pass at any scale; the tokens of other rows don't."""
+    torch.manual_seed(0)
+    logits = torch.randn(64, 4096) * scale
+    engine = logits.to(torch.bfloat16).float() * (1 + (torch.rand_like(logits) - 0.5) * 2**-7)
+    tolerance = check_tolerance(logits, "bfloat16")
+    best = logits.max(dim=1).values
+    right = logits.gather(1, engine.argmax(dim=1, keepdim=True))[:, 0]
+    wrong = logits.gather(1, engine.roll(1, 0).argmax(dim=1, keepdim=True))[:, 0]
+    assert (best - right <= tolerance).all()
+    assert (best - wrong > tolerance).all()

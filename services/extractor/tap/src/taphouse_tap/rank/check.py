@@ -22,6 +22,12 @@ from taphouse_tap.verdict import verdict
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.01}
 """How far below the best logit the chosen token's may lie, in standard deviations of the logits."""
 
+_ROUNDINGS = 3
+"""The same in units in the last place of the largest logit, whichever is more.
+
+Two logits are compared, and the engine rounded both of them as we do: that can be two units alone.
+"""
+
 _BLOCK = 16
 """Rows whose logits are computed at once: it bounds the memory."""
 
@@ -76,16 +82,15 @@ class Checker:
         check_token_ids(paths, token_ids[:rows])
         best: list[float] = []
         chosen: list[float | None] = []
-        spread = 0.0
+        tolerance = 0.0
         for at in range(0, len(highest), _BLOCK):
             block = highest[at : at + _BLOCK]
             logits = self._logits(paths, first + at, len(block), trailer.dtype)
             best += logits.values.max(dim=1).values.tolist()
-            spread = max(spread, float(logits.values.std()))
+            tolerance = max(tolerance, _tolerance(logits.values, trailer.dtype))
             for row, token in enumerate(block):
                 here = 0 <= token - logits.first < logits.values.shape[1]
                 chosen.append(float(logits.values[row, token - logits.first]) if here else None)
-        tolerance = _TOLERANCE[trailer.dtype] * spread
         return {
             **verdict(best, chosen, tolerance),
             "tp_rank": trailer.tp_rank,
@@ -99,6 +104,12 @@ class Checker:
         raw = join_rows(paths, first, count, [self._last])[:, 0]
         normed = self._norm(_tensor(raw, dtype).to(self._device))
         return compat_model.local_logits(self._model, normed[0] if isinstance(normed, tuple) else normed)
+
+
+def _tolerance(logits: torch.Tensor, dtype: str) -> float:
+    """How far below the best of `logits` [rows, n] the chosen one may lie."""
+    unit = float(torch.finfo(getattr(torch, dtype)).eps * logits.abs().max())
+    return max(_TOLERANCE[dtype] * float(logits.std()), _ROUNDINGS * unit)
 
 
 def _tensor(raw: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
