@@ -192,6 +192,7 @@ class Driver:
             "experts": args.experts,
             "tp": args.tp,
             "kv_gib": args.kv_gib or self.shape.kv_gib,
+            "nccl_only": args.nccl_only,
             "profile": bool(label.get("profile")),
             "work": str(self.work),
             "peer_dir": f"{self.shared}-peer",
@@ -278,6 +279,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     add("--budget-s", type=float, default=540.0, help="leave out what no longer fits")
     add("--kv-gib", type=float, help="KV cache of each engine and card")
+    add("--nccl-only", action="store_true", help="no custom all-reduce: all of it goes through NCCL")
     add("--cache", help="directory for compiled graphs: runs of the same code start faster with it")
     add("--one-by-one", action="store_true", help="never more than one engine on the cards")
     add("--env", action="append", default=[], metavar="KEY=VALUE", help="for every engine; may be repeated")

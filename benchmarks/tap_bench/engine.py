@@ -39,6 +39,8 @@ def options(spec: dict[str, Any], shape: Shape) -> dict[str, Any]:
         chosen["gpu_memory_utilization"] = 0.01
     if spec["tp"] > 1:  # the tap refuses this pass, so no engine has it
         chosen["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
+    if spec["nccl_only"]:
+        chosen["disable_custom_all_reduce"] = True
     if kind == "peer":
         chosen |= _peer(spec, shape)
     elif not kind.startswith("untapped"):
