@@ -68,7 +68,7 @@ def assert_equals_reference(checkpoint: Path, captured: Captured, *, greedy: boo
     token_ids, rows = captured.item["token_ids"], captured.item["rows"]
     prompt_len = captured.item["prompt_len"]
     assert rows == len(token_ids) - 1 or (rows, len(token_ids)) == (prompt_len, prompt_len + 1)
-    expected = reference.states(checkpoint, token_ids[:rows], LAYERS)
+    expected = reference.states(checkpoint, token_ids[:rows], captured.trailers[0].layers)
     np.testing.assert_allclose(captured.states, expected, rtol=0, atol=TOLERANCE)
     if not greedy:
         return
