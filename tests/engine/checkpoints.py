@@ -62,6 +62,11 @@ def tiny_llama() -> Path:
     return _made("llama", _make_llama)
 
 
+def short_llama() -> Path:
+    """`tiny_llama` with 2 layers, which compiles sooner."""
+    return _made("short-llama", lambda directory: _make_llama(directory, layers=2))
+
+
 def tiny_deepseek() -> Path:
     """A DeepseekV3 (MLA, shared and routed experts) of 5 layers, hidden 256."""
     return _made("deepseek", _make_deepseek)
@@ -92,12 +97,13 @@ def _made(name: str, make: Any, more_special: Sequence[str] = ()) -> Path:
     return directory
 
 
-def _make_llama(directory: Path) -> None:
+def _make_llama(directory: Path, layers: int = LAYERS) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(**_COMMON, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+    shape = {**_COMMON, "num_hidden_layers": layers}
+    config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
     _save(LlamaForCausalLM(config), directory)
 
 
