@@ -1,7 +1,7 @@
 """A worker extension for tests of modes: the tap's own, after `TEST_MODE_FAULT` changed how the engine looks.
 
 `version:<version>`: vLLM says that it is another version. `load`: graphs are loaded from the compile cache as
-on a GPU; on a CPU 0.32.0 saves them, fails to load them (they have no `finalize_loading`) and compiles again.
+on a GPU; on a CPU vLLM 0.32.0 saves them, but does not get them loaded and compiles again.
 `stale`: that, and the cache forgets what `--additional-config` says, so that a graph compiled without the tap
 is found.
 """
