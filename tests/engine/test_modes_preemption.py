@@ -61,21 +61,21 @@ def test_preempted_while_generating(engine: Engine) -> None:
 
 
 def test_preempted_in_the_middle_of_a_prompt(engine: Engine) -> None:
-    """Long prompts come when 8 others hold most of the cache, and grow: the newest is preempted.
+    """Two others hold half of the cache and grow to 28 of 32 blocks, so no long prompt fits beside them.
 
     One token is generated, so whatever is preempted is a prompt that was not whole yet.
     """
-    ordinary = {"max_tokens": 200}
-    alone = complete(engine, prompt(20, 90), **ordinary)["token_ids"]
+    ordinary = [prompt(100, 90), prompt(100, 91)]
+    alone = [complete(engine, token_ids, max_tokens=340)["token_ids"] for token_ids in ordinary]
     before = ranks_counter(engine, "preempted")
-    with ThreadPoolExecutor(14) as pool:
-        others = [pool.submit(complete, engine, prompt(20, 90), **ordinary) for _ in range(8)]
-        until(lambda: metric(engine, "vllm:kv_cache_usage_perc") > 0.6)
-        futures = [pool.submit(capture, engine, prompt=prompt(450 + 37 * n, 100 + n)) for n in range(6)]
+    with ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(complete, engine, token_ids, max_tokens=340) for token_ids in ordinary]
+        until(lambda: metric(engine, "vllm:kv_cache_usage_perc") > 0.5)
+        futures = [pool.submit(capture, engine, prompt=prompt(520 + 30 * n, 100 + n)) for n in range(6)]
         captures = [future.result() for future in futures]
-        assert [future.result()["token_ids"] for future in others] == [alone] * 8
+        assert [future.result()["token_ids"] for future in others] == alone
     for n, captured in enumerate(captures):
-        assert captured.states.shape[0] == 450 + 37 * n
+        assert captured.states.shape[0] == 520 + 30 * n
         assert_equals_reference(tiny_llama(), captured)
     assert preempted_since(engine, before) >= 1
     assert capture_files(engine) == []
