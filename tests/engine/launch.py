@@ -75,6 +75,7 @@ def launch(
         **{k: v for k, v in os.environ.items() if not k.startswith("TAPHOUSE_")},
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        **({"OMP_NUM_THREADS": "1"} if tensor_parallel_size > 1 else {}),  # ranks share the cores
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_PLUGINS": "taphouse" if tap and plugin else "",

@@ -21,14 +21,7 @@ from tests.engine.capturing import (
 from tests.engine.checkpoints import tiny_llama
 from tests.engine.launch import Engine, launch
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.xfail(
-        strict=True,
-        reason="compat.ranks reads data_parallel_rank, which vLLM resets to 0 for models without experts; "
-        "data_parallel_index keeps it",
-    ),
-]
+pytestmark = pytest.mark.engine
 
 SERVERS = 2
 CANARY_TOKENS = 4

@@ -37,7 +37,11 @@ def write_slice(path: Path, payload: np.ndarray, **fields: Any) -> None:
         "rows": len(payload),
         "prompt_len": 4,
         "weights_epoch": 0,
-        "checksum": {"algorithm": "crc32", "payload": zlib.crc32(raw), "token_ids": zlib.crc32(ids)},
+        "checksum": {
+            "algorithm": "crc32-4MiB",
+            "payload": zlib.crc32(struct.pack("<I", zlib.crc32(raw))),
+            "token_ids": zlib.crc32(ids),
+        },
         "error": None,
     }
     text = json.dumps(trailer | fields).encode()

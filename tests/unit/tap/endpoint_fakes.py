@@ -209,6 +209,7 @@ class FakeServer:
         self.engine = self.fake
         self.tokenizer = tokenizer
         self.dp_size = dp_size
+        self.dp_here = 1
         self.canary_answer: dict[str, Any] = PASSED
         self.proof_answer: dict[str, Any] = PASSED
         self.proven: list[tuple[int, list[int]]] = []

@@ -280,6 +280,8 @@ def test_missing_ranks_are_named() -> None:
     assert why_ranks_off([], 100.0) == "no record of any rank"
     assert why_ranks_off([record(0, 0), record(0, 1), record(1, 1)], 100.0) == "no record of rank dp1 tp0"
     assert why_ranks_off([record(0, 0), record(0, 1)], 101.0) is None
+    missing = why_ranks_off([record(0, 0), record(0, 1)], 101.0, dp_here=2)
+    assert missing == "no record of 1 of 2 data-parallel engines"
 
 
 def test_every_data_parallel_engine_gets_a_canary(tmp_path: Path) -> None:

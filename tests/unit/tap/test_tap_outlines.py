@@ -152,7 +152,7 @@ def test_looks_go_round_all_tensors() -> None:
     assert [weights.look_again() for _ in range(5)].count(False) == 1
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 30.0])
+@pytest.mark.parametrize("scale", [1e-5, 1.0, 30.0])
 def test_the_tolerance_takes_roundings_and_nothing_more(scale: float) -> None:
     """Ties that bfloat16 can't tell apart pass at any scale; the tokens of other rows don't."""
     torch.manual_seed(0)

@@ -31,9 +31,17 @@ from taphouse_tap.rank.staging import Staging
 from taphouse_tap.rank.writer import Fail, FailAll, Finish, Part, Step, Writer
 
 
+def put(capture: Capture, marks: np.ndarray, rows: np.ndarray) -> int:
+    """Place and write rows as the writer does; return how many had a place."""
+    place = capture.place(marks)
+    if place:
+        capture.write(place.start, raw(rows)[: len(place)])
+    return len(place)
+
+
 def add(capture: Capture, first: int, count: int) -> int:
     positions = range(first, first + count)
-    return capture.add(marks_at(positions), raw(rows_at(positions)))
+    return put(capture, marks_at(positions), rows_at(positions))
 
 
 def test_rows_land_where_their_positions_say(tmp_path: Path) -> None:
@@ -42,7 +50,7 @@ def test_rows_land_where_their_positions_say(tmp_path: Path) -> None:
     garbage = np.zeros_like(rows_at([5, 6, 7]))
     add(capture, 0, 3)
     add(capture, 3, 2)
-    capture.add(marks_at([5, 6, 7]), raw(garbage))  # rejected draft tokens
+    put(capture, marks_at([5, 6, 7]), garbage)  # rejected draft tokens
     add(capture, 5, 2)
     add(capture, 2, 3)  # computed again after a preemption
     sealed = capture.seal()
@@ -76,7 +84,7 @@ def test_a_missing_row_is_an_error(tmp_path: Path, chunks: list[tuple[int, int]]
 def test_positions_that_cannot_be_are_an_error(tmp_path: Path, positions: list[int], says: str) -> None:
     capture = capture_of(opened(tmp_path), prompt_len=3, max_rows=8)
     with pytest.raises(BadRows, match=says):
-        capture.add(marks_at(positions), raw(rows_at(positions)))
+        put(capture, marks_at(positions), rows_at(positions))
 
 
 def test_rows_of_another_requests_tokens_are_an_error(tmp_path: Path) -> None:
@@ -85,7 +93,7 @@ def test_rows_of_another_requests_tokens_are_an_error(tmp_path: Path) -> None:
     marks = marks_at([0, 1, 2])
     marks[1, 1] = 99
     with pytest.raises(BadRows, match="row 1 is of token 99, the prompt has 8 there"):
-        capture.add(marks, raw(rows_at([0, 1, 2])))
+        put(capture, marks, rows_at([0, 1, 2]))
 
 
 def test_rows_that_were_fed_no_token_ids_are_an_error(tmp_path: Path) -> None:
@@ -93,7 +101,7 @@ def test_rows_that_were_fed_no_token_ids_are_an_error(tmp_path: Path) -> None:
     marks = marks_at([0, 1, 2])
     marks[:, 1] = -1
     with pytest.raises(BadRows, match="no token ids"):
-        capture.add(marks, raw(rows_at([0, 1, 2])))
+        put(capture, marks, rows_at([0, 1, 2]))
 
 
 class Bench:
@@ -209,7 +217,7 @@ def test_any_other_error_trips_the_breaker_and_fails_what_is_in_flight(
         raise ZeroDivisionError("ours")
 
     one, two = bench.capture(), bench.capture()
-    monkeypatch.setattr(Capture, "add", broken)
+    monkeypatch.setattr(Capture, "place", broken)
     bench.step((one, 0, 4))
     for capture in (one, two):
         assert "capture is off: error in writer: ZeroDivisionError: ours" in str(bench.error(capture))
@@ -221,6 +229,7 @@ def test_any_other_error_trips_the_breaker_and_fails_what_is_in_flight(
 
 def test_a_large_step_is_spread_over_threads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "_SPREAD_BYTES", 1)
+    monkeypatch.setattr(writer_module, "_PIECE_BYTES", 40)  # a row and a bit
     captures = [bench.capture(3, 4) for _ in range(5)]
     bench.step(*((capture, 0, 3) for capture in captures))
     bench.step(*((capture, 3, 1) for capture in captures))

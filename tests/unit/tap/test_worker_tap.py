@@ -57,7 +57,7 @@ def installed() -> WorkerTap:
 
 
 def hooked(model: Model) -> int:
-    return sum(len(m._forward_pre_hooks) for m in model.modules())
+    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
 
 
 def test_a_tapped_worker_says_what_it_captures(model: Model) -> None:

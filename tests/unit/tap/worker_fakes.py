@@ -127,19 +127,31 @@ def worker_running(*request_ids: str, v2: bool = False) -> Any:
     return SimpleNamespace(model_runner=runner, use_v2_model_runner=v2)
 
 
+class Norm(nn.Module):
+    """Takes and hands on as vLLM's RMSNorm does, and normalises nothing."""
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        return x if residual is None else (x + residual, x + residual)
+
+
 class Layer(nn.Module):
     """A decoder layer by its signature; hands on the stream plus one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm = Norm()
 
     def forward(
         self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        stream = hidden_states if residual is None else hidden_states + residual
-        return torch.ones_like(stream), stream
-
-
-class Norm(nn.Module):
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        return x if residual is None else x + residual
+        if residual is None:
+            residual = hidden_states
+            normed = self.input_layernorm(hidden_states)
+        else:
+            normed, residual = self.input_layernorm(hidden_states, residual)
+        return torch.ones_like(normed), residual
 
 
 class Embedding(nn.Module):
@@ -164,4 +176,4 @@ class Decoder(nn.Module):
                 hidden, residual = layer(positions, hidden, residual)
             else:
                 hidden, residual = layer(positions=positions, hidden_states=hidden, residual=residual)
-        return self.norm(hidden, residual)
+        return self.norm(hidden, residual)[0]

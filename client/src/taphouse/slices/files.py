@@ -20,6 +20,8 @@ import json
 import os
 import struct
 import zlib
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -38,13 +40,15 @@ RAW_DTYPES: dict[str, np.dtype[Any]] = {
 }
 """numpy dtype of each state dtype's raw elements; numpy has no bfloat16, so its bits travel as uint16."""
 
+ALGORITHM = "crc32-4MiB"
 TOKEN_BYTES = 4
 """Bytes of a token id in a slice."""
 
 _TOKEN = np.dtype(f"<i{TOKEN_BYTES}")
 _TAIL = struct.Struct("<II8s")
 _MAX_TRAILER = 1 << 20
-_CHUNK = 1 << 24
+BLOCK_BYTES = 1 << 22
+"""The payload's checksum is taken in blocks of so many bytes, so that threads can share it."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Trailer:
         """Return the trailer as it stands in the file."""
         body = asdict(self)
         checksums = {"payload": body.pop("crc32"), "token_ids": body.pop("token_crc32")}
-        body["checksum"] = {"algorithm": "crc32", **checksums}
+        body["checksum"] = {"algorithm": ALGORITHM, **checksums}
         return json.dumps({"version": VERSION, **body})
 
     @classmethod
@@ -96,8 +100,10 @@ class Trailer:
             if version != VERSION:
                 raise UnsupportedSlice(f"slice version {version!r}; this reader knows {VERSION}")
             checksum = body.pop("checksum")
-            if checksum["algorithm"] != "crc32":
-                raise UnsupportedSlice(f"slice checksum {checksum['algorithm']!r}; this reader knows crc32")
+            if checksum["algorithm"] != ALGORITHM:
+                raise UnsupportedSlice(
+                    f"slice checksum {checksum['algorithm']!r}; this reader knows {ALGORITHM}"
+                )
             known = {f.name for f in fields(cls)}
             trailer = cls(
                 **{k: v for k, v in body.items() if k in known and k != "layers" and "crc32" not in k},
@@ -113,7 +119,7 @@ class Trailer:
 
 
 class SliceWriter:
-    """Writes one slice: rows in any order with `write`, then `seal` (or `abort`).
+    """Writes one slice: rows in any order, by any threads, with `write`, then `seal` (or `abort`).
 
     The file is `<tag>.t<rank>.part` until it is sealed. Space for `capacity` rows is taken at once, so a full
     file system is a `DirectoryFull` error here and never a fault later.
@@ -125,7 +131,6 @@ class SliceWriter:
         self.capacity = capacity
         self._claim = directory / f"{trailer.tag}.claim"
         self._trailer = trailer
-        self._crc, self._in_order = 0, 0
         self._fd = os.open(
             self.part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
         )
@@ -149,24 +154,25 @@ class SliceWriter:
             _pwrite_all(self._fd, data, offset)
         except OSError as error:
             raise _space_error(error, self.part) from error
-        if self._in_order == row:
-            self._crc = zlib.crc32(data, self._crc)
-            self._in_order += count
-        else:
-            self._in_order = -1
 
     def seal(
-        self, token_ids: NDArray[Any], error: str | None = None, *, retry: bool = False
+        self,
+        token_ids: NDArray[Any],
+        error: str | None = None,
+        *,
+        retry: bool = False,
+        pool: Executor | None = None,
     ) -> Trailer | None:
         """Cut the file to the rows of `token_ids` [T], add these and the trailer, give it its final name.
 
-        Returns the trailer, or None when the claim went away meanwhile (the client left): then nothing stays.
+        The threads of `pool` share the checksum. Returns the trailer, or None when the claim went away
+        meanwhile (the client left): then nothing stays.
         """
         rows = len(token_ids)
         if rows > self.capacity:
             raise ValueError(f"{rows} rows don't fit the {self.capacity} reserved")
         size = rows * self._trailer.row_bytes
-        crc = self._crc if self._in_order == rows else _crc_of(self._fd, size)
+        crc = _checksum(size, lambda offset, length: os.pread(self._fd, length, offset), pool)
         ids = np.ascontiguousarray(token_ids, _TOKEN).tobytes()
         trailer = replace(
             self._trailer, rows=rows, crc32=crc, token_crc32=zlib.crc32(ids), error=error, retry=retry
@@ -228,7 +234,7 @@ def read_slice(
         _token_ids_of(fd, path, trailer)
     finally:
         os.close(fd)
-    if verify and zlib.crc32(payload.data) != trailer.crc32:
+    if verify and _checksum(payload.nbytes, lambda o, n: payload.data[o : o + n]) != trailer.crc32:
         raise ChecksumMismatch(f"{path}: the payload's crc32 differs from the trailer's")
     wanted = trailer.rows if rows is None else rows
     if wanted > trailer.rows:
@@ -290,15 +296,18 @@ def _trailer_of(fd: int, path: str | os.PathLike[str]) -> Trailer:
     return trailer
 
 
-def _crc_of(fd: int, size: int) -> int:
-    crc, offset = 0, 0
-    while offset < size:
-        data = os.pread(fd, min(_CHUNK, size - offset), offset)
-        if not data:
-            raise TruncatedSlice(f"the part ends at {offset} of {size} bytes")
-        crc = zlib.crc32(data, crc)
-        offset += len(data)
-    return crc
+def _checksum(size: int, read: Callable[[int, int], Any], pool: Executor | None = None) -> int:
+    """crc32 over the crc32 (u32 LE) of each block of a payload of `size` bytes; `read(offset, length)`."""
+
+    def block(offset: int) -> bytes:
+        data = memoryview(read(offset, min(BLOCK_BYTES, size - offset)))
+        if len(data) != min(BLOCK_BYTES, size - offset):
+            raise TruncatedSlice(f"the part ends before {size} bytes")
+        return struct.pack("<I", zlib.crc32(data))
+
+    offsets = range(0, size, BLOCK_BYTES)
+    run = pool.map if pool is not None and len(offsets) > 1 else map
+    return zlib.crc32(b"".join(run(block, offsets)))
 
 
 def _pwrite_all(fd: int, data: memoryview, offset: int) -> None:

@@ -5,8 +5,10 @@ What is touched, by engine version; "ran" is what was really run with this tap, 
 =========  ========  =======  ==========================================================================
 version    platform  runners  ran
 =========  ========  =======  ==========================================================================
-0.32.0     cpu       V1       TP 1 and 2, eager and compiled, Llama, DeepseekV3
-0.22.1     cuda      V1, V2   TP 1 (V1 also TP 2), FULL_AND_PIECEWISE CUDA graphs, Llama
+0.32.0     cpu       V1       TP 1 and 2, DP 2, eager and compiled; Llama, DeepseekV3, KimiK25; EAGLE-3
+                              and n-gram drafts, preemption, prefix caching, reloaded weights
+0.22.1     cuda      V1, V2   TP 1 (V1 also TP 2), FULL_AND_PIECEWISE CUDA graphs, async scheduling;
+                              Llama, DeepseekV3 with INT4 experts (V1); an EAGLE-3 draft (V1)
 =========  ========  =======  ==========================================================================
 
 ====================================================  ==================================================
@@ -34,17 +36,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import vllm
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
-from numpy.typing import NDArray
 from torch import nn
 from vllm.distributed.parallel_state import (
     get_tensor_model_parallel_rank,
@@ -81,7 +81,7 @@ class NewRequest:
 
     request_id: str
     extra_args: dict[str, Any]
-    token_ids: NDArray[np.int32]
+    token_ids: Sequence[int]
 
 
 def version() -> str:
@@ -166,10 +166,12 @@ def register_op(name: str, op: Callable[..., None], mutates: list[str], fake: Ca
 
 def ranks(worker: Any) -> Ranks:
     """Return this worker's ranks."""
+    parallel = worker.vllm_config.parallel_config
+    # Engines of a model without experts are made independent: each one's data_parallel_rank is set to 0.
     return Ranks(
         get_tensor_model_parallel_rank(),
         get_tensor_model_parallel_world_size(),
-        int(worker.vllm_config.parallel_config.data_parallel_rank),
+        int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)),
     )
 
 
@@ -300,7 +302,7 @@ def new_requests(scheduler_output: Any) -> Iterator[NewRequest]:
     for new in scheduler_output.scheduled_new_reqs:
         extra = new.sampling_params.extra_args if new.sampling_params is not None else None
         if extra:
-            yield NewRequest(new.req_id, extra, np.array(new.prompt_token_ids or (), np.int32))
+            yield NewRequest(new.req_id, extra, new.prompt_token_ids or ())
 
 
 def finished(scheduler_output: Any) -> Iterable[str]:

@@ -7,8 +7,8 @@ touched                                               for
 ====================================================  ==================================================
 `get_language_model()` of multimodal wrappers         the model that has the stack
 `embed_tokens`, `layers`, `norm` side by side         the stack: the longest such list of layers
-decoder layers' `forward(positions, hidden_states,    where the residual stream is read
-residual)`, final norm's `forward(x, residual)`
+layers' `input_layernorm` and the final norm:         where the residual stream is read: they add to it
+`forward(x, residual)` -> (normed, stream)            and hand it on
 the embedding's first argument                        the token ids of the rows
 `lm_head.quant_method.apply`, `.shard_indices`        checks of captures, without a collective
 ====================================================  ==================================================
@@ -78,6 +78,16 @@ def stream_arguments(module: nn.Module) -> tuple[Argument, Argument]:
     if hidden is None or "residual" not in names:
         raise CaptureRefused(f"{type(module).__name__}.forward{names} takes no hidden_states and residual")
     return Argument(names.index(hidden), hidden), Argument(names.index("residual"), "residual")
+
+
+def norm_of(stack: Stack, layer: int) -> nn.Module:
+    """Return the norm that the stream entering `layer` runs through first; raise `CaptureRefused` without."""
+    if layer == len(stack.layers):
+        return stack.norm
+    norm = getattr(stack.layers[layer], "input_layernorm", None)
+    if not isinstance(norm, nn.Module):
+        raise CaptureRefused(f"{type(stack.layers[layer]).__name__} has no input_layernorm to tap")
+    return norm
 
 
 def positions_argument(module: nn.Module) -> Argument:

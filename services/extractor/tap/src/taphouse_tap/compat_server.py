@@ -51,6 +51,7 @@ class VllmServer:
         self._vllm_tokenizer = VllmTokenizer(state)
         self.tokenizer: Tokenizer = self._vllm_tokenizer
         self.dp_size = int(self._config.parallel_config.data_parallel_size)
+        self.dp_here = int(self._config.parallel_config.data_parallel_size_local)
 
     async def start_id(self) -> str:
         """Ask the ranks which start they belong to; raise `CaptureOff` when no rank carries the tap."""

@@ -44,6 +44,7 @@ class Server(Protocol):
     engine: Engine
     tokenizer: Tokenizer
     dp_size: int
+    dp_here: int
 
     async def start_id(self) -> str:
         """Ask the ranks which start they belong to. Raises `CaptureOff` when no rank carries the tap."""
@@ -209,8 +210,8 @@ class Service:
             start_id = await server.start_id()
             self.start = await asyncio.to_thread(slices.open_start, settings.slice_dir, start_id)
         start = self.start
-        records = await _await_records(start)
-        if (reason := why_ranks_off(records, time.time())) is not None:
+        records = await _await_records(start, server.dp_here)
+        if (reason := why_ranks_off(records, time.time(), server.dp_here)) is not None:
             raise CaptureOff(reason)
         model = server.model(records[0])
         limits = Limits(
@@ -280,12 +281,15 @@ class Service:
         return records
 
     def _ranks_off(self) -> str | None:
-        return why_ranks_off(self.records(), time.time())
+        return why_ranks_off(self.records(), time.time(), self._server.dp_here)
 
 
-def why_ranks_off(records: Sequence[dict[str, Any]], now: float) -> str | None:
-    """Why the ranks capture nothing (off, silent or missing); None when all of them capture."""
-    if missing := _missing_ranks(records):
+def why_ranks_off(records: Sequence[dict[str, Any]], now: float, dp_here: int = 1) -> str | None:
+    """Why the ranks capture nothing (off, silent or missing); None when all of them capture.
+
+    `dp_here` data-parallel engines run on this host.
+    """
+    if missing := _missing_ranks(records, dp_here):
         return f"no record of {missing}"
     for record in records:
         name = _rank_name(record)
@@ -297,22 +301,25 @@ def why_ranks_off(records: Sequence[dict[str, Any]], now: float) -> str | None:
     return None
 
 
-async def _await_records(start: slices.Start) -> list[dict[str, Any]]:
+async def _await_records(start: slices.Start, dp_here: int) -> list[dict[str, Any]]:
     while True:
         records = await asyncio.to_thread(start.records)
-        if records and not _missing_ranks(records):
+        if records and not _missing_ranks(records, dp_here):
             return records
         await asyncio.sleep(0.1)
 
 
-def _missing_ranks(records: Sequence[dict[str, Any]]) -> str | None:
-    """Names the TP ranks that are absent from any data-parallel engine that has a record."""
+def _missing_ranks(records: Sequence[dict[str, Any]], dp_here: int) -> str | None:
+    """Names the TP ranks that an engine with a record lacks, and counts the engines without any."""
     if not records:
         return "any rank"
     there = {(int(record["dp_rank"]), int(record["tp_rank"])) for record in records}
     size = int(records[0]["tp_size"])
     wanted = [(dp, tp) for dp in sorted({dp for dp, _ in there}) for tp in range(size)]
     missing = [f"rank dp{dp} tp{tp}" for dp, tp in wanted if (dp, tp) not in there]
+    unseen = dp_here - len({dp for dp, _ in there})
+    if unseen > 0:
+        missing.append(f"{unseen} of {dp_here} data-parallel engines")
     return ", ".join(missing) or None
 
 

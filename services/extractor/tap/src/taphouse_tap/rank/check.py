@@ -28,6 +28,9 @@ _ROUNDINGS = 3
 Two logits are compared, and the engine rounded both of them as we do: that can be two units alone.
 """
 
+_LOGPROBS = 2e-6
+"""The least, in nats: engines rank by float32 logprobs, and down to -32 those differ by 2**-19."""
+
 _BLOCK = 16
 """Rows whose logits are computed at once: it bounds the memory."""
 
@@ -109,7 +112,7 @@ class Checker:
 def _tolerance(logits: torch.Tensor, dtype: str) -> float:
     """How far below the best of `logits` [rows, n] the chosen one may lie."""
     unit = float(torch.finfo(getattr(torch, dtype)).eps * logits.abs().max())
-    return max(_TOLERANCE[dtype] * float(logits.std()), _ROUNDINGS * unit)
+    return max(_TOLERANCE[dtype] * float(logits.std()), _ROUNDINGS * unit, _LOGPROBS)
 
 
 def _tensor(raw: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:

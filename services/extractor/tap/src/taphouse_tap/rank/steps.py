@@ -124,7 +124,7 @@ class Steps:
             weights_epoch=self._weights.epoch,
         )
         capture = Capture(opt_in, trailer, self._start.directory, new.token_ids)
-        if self._start.slice_paths(opt_in.tag) or not self._captures.add(capture):
+        if capture.sealed or not self._captures.add(capture):
             self._counters.forged += 1
             return
         self._active[new.request_id] = capture

@@ -1,4 +1,8 @@
-"""The taps: forward pre-hooks inside the compiled graph that copy the residual stream into a buffer.
+"""The taps: forward hooks inside the compiled graph that copy the residual stream into a buffer.
+
+A decoder layer begins with a norm that adds what the layer before it made to the residual stream, and hands
+the sum on. That sum is what is tapped: the graph has it anyway, so a tap changes no fusion and no rounding
+(a tap on the layer's own two arguments does: compilers sum them with others, unrounded).
 
 Beside each row they record its mark: the position that the first tapped layer is given, and the token id that
 the embedding is given. The marks say where a row goes and whose it is.
@@ -33,21 +37,14 @@ class _Faults:
 faults = _Faults()
 
 
-def store_rows(
-    buffer: torch.Tensor, hidden: torch.Tensor, residual: torch.Tensor | None, slot: int, column: int
-) -> None:
-    """Copy W columns of `hidden` (+ `residual`) [n, H] to `buffer` [max_tokens, L, W] at layer `slot`.
+def store_rows(buffer: torch.Tensor, stream: torch.Tensor, slot: int, column: int) -> None:
+    """Copy W columns of the residual `stream` [n, H] to `buffer` [max_tokens, L, W] at layer `slot`.
 
     Rows past the buffer can only be padding and are left out. Never raises: it runs inside the forward.
     """
     try:
-        count = min(hidden.shape[0], buffer.shape[0])
-        target = buffer[:count, slot]
-        columns = slice(column, column + buffer.shape[2])
-        if residual is None:
-            target.copy_(hidden[:count, columns])
-        else:
-            torch.add(hidden[:count, columns], residual[:count, columns], out=target)
+        count = min(stream.shape[0], buffer.shape[0])
+        buffer[:count, slot].copy_(stream[:count, column : column + buffer.shape[2]])
     except Exception as error:
         faults("tap", error)
 
@@ -84,13 +81,13 @@ class Taps:
         self._modules: list[nn.Module] = []
         try:
             for slot, layer in enumerate(layers):
-                module = stack.norm if layer == len(stack.layers) else stack.layers[layer]
-                hidden, residual = compat_model.stream_arguments(module)
-                self._hook(module, _ROWS, rows, _rows_hook(slot, column, hidden, residual))
+                norm = compat_model.norm_of(stack, layer)
+                hook = _rows_hook(slot, column, compat_model.stream_arguments(norm)[0])
+                self._own(norm, _ROWS, rows)
+                self._handles.append(norm.register_forward_hook(hook, with_kwargs=True))
             first = stack.layers[min(*layers, len(stack.layers) - 1)]
-            self._hook(first, _MARKS, marks, _marks_hook(0, compat_model.positions_argument(first)))
-            embedding = stack.embedding
-            self._hook(embedding, _MARKS, marks, _marks_hook(1, compat_model.token_ids_argument(embedding)))
+            self._mark(first, marks, 0, compat_model.positions_argument(first))
+            self._mark(stack.embedding, marks, 1, compat_model.token_ids_argument(stack.embedding))
         except Exception:
             self.remove()
             raise
@@ -105,23 +102,24 @@ class Taps:
         self._handles.clear()
         self._modules.clear()
 
-    def _hook(self, module: nn.Module, name: str, buffer: torch.Tensor, hook: Callable[..., None]) -> None:
+    def _mark(self, module: nn.Module, marks: torch.Tensor, column: int, at: compat_model.Argument) -> None:
+        self._own(module, _MARKS, marks)
+        self._handles.append(module.register_forward_pre_hook(_marks_hook(column, at), with_kwargs=True))
+
+    def _own(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
         # The buffer is the module's, so that a graph loaded from the compile cache finds it again.
         module.register_buffer(name, buffer, persistent=False)
         self._modules.append(module)
-        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
 
-def _rows_hook(
-    slot: int, column: int, hidden: compat_model.Argument, residual: compat_model.Argument
-) -> Callable[..., None]:
-    hidden_at, hidden_name = hidden.at, hidden.name
-    residual_at, residual_name = residual.at, residual.name
+def _rows_hook(slot: int, column: int, hidden: compat_model.Argument) -> Callable[..., None]:
+    at, name = hidden.at, hidden.name
 
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        h = args[hidden_at] if len(args) > hidden_at else kwargs[hidden_name]
-        r = args[residual_at] if len(args) > residual_at else kwargs.get(residual_name)
-        torch.ops.vllm.taphouse_store_rows(module._taphouse_rows, h, r, slot, column)
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        # With a residual the norm returns (normed, stream); the first norm is given the stream alone.
+        given = args[at] if len(args) > at else kwargs[name]
+        stream = output[1] if isinstance(output, tuple) else given
+        torch.ops.vllm.taphouse_store_rows(module._taphouse_rows, stream, slot, column)
 
     return hook
 

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from taphouse.slices import DirectoryFull, SliceError
 from taphouse_tap.errors import BadRows
@@ -20,11 +22,17 @@ from .capture import Capture, Captures
 from .record import Counters
 from .staging import StagedRows, Staging
 
-_SPREAD_OVER = 4
-"""Threads that share the captures of one large step: copying and checksums run outside the GIL."""
+_SPREAD_OVER = 8
+"""Threads that share the rows of one large step, and checksums: copying and crc32 run outside the GIL."""
 
-_SPREAD_BYTES = 1 << 22
+_SPREAD_BYTES = 1 << 23
 """Smaller steps are written by the writer's own thread."""
+
+_PIECE_BYTES = 1 << 22
+"""What one thread writes at a time."""
+
+_FAILS_ONE = (BadRows, SliceError, OSError)
+"""Errors that are one capture's own."""
 
 logger = logging.getLogger("vllm.taphouse")
 
@@ -36,6 +44,15 @@ class Part:
     capture: Capture
     first: int
     count: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows [n, row bytes] of one capture on their way to row number `row` of its file."""
+
+    capture: Capture
+    row: int
+    rows: NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -120,15 +137,20 @@ class Writer:
         waited = time.perf_counter()
         self._counters.wait_s += waited - began
         unwritten = torch.isnan(step.rows.edges).any(dim=2)
-        parts = [part for part in step.parts if part.capture in self._captures]
-        spread = len(parts) > 1 and step.rows.raw.nbytes >= _SPREAD_BYTES
-        run = self._pool.map if spread else map
-        for part, done in zip(parts, list(run(lambda p: _add(p, step.rows, unwritten), parts)), strict=True):
-            if isinstance(done, Exception):
-                self._fail(part.capture, str(done), retry=isinstance(done, DirectoryFull))
+        pieces: list[Piece] = []
+        for part in step.parts:
+            if part.capture in self._captures:
+                try:
+                    pieces += _pieces(part, step.rows, unwritten)
+                except _FAILS_ONE as error:
+                    self._fail_for(part.capture, error)
+        run = self._pool.map if sum(piece.rows.nbytes for piece in pieces) >= _SPREAD_BYTES else map
+        for piece, failure in zip(pieces, list(run(_write_piece, pieces)), strict=True):
+            if failure is not None:
+                self._fail_for(piece.capture, failure)
             else:
-                self._counters.rows += done
-                self._counters.bytes += done * step.rows.raw.shape[1]
+                self._counters.rows += len(piece.rows)
+                self._counters.bytes += piece.rows.nbytes
         self._counters.write_s += time.perf_counter() - waited
 
     def _seal(self, capture: Capture) -> None:
@@ -140,14 +162,17 @@ class Writer:
             capture.drop()
             return
         try:
-            sealed = capture.seal()
-        except (BadRows, SliceError, OSError) as error:
-            self._fail(capture, str(error), retry=isinstance(error, DirectoryFull))
+            sealed = capture.seal(self._pool)
+        except _FAILS_ONE as error:
+            self._fail_for(capture, error)
             return
         self._captures.remove(capture)
         if sealed is not None:
             self._counters.sealed += 1
         self._counters.write_s += time.perf_counter() - began
+
+    def _fail_for(self, capture: Capture, error: Exception) -> None:
+        self._fail(capture, str(error), retry=isinstance(error, DirectoryFull))
 
     def _fail(self, capture: Capture, reason: str, *, retry: bool = False) -> None:
         if not self._captures.remove(capture):
@@ -163,16 +188,25 @@ class Writer:
             logger.warning("Taphouse could not seal the error of capture %s: %s", capture.tag, error)
 
 
-def _add(part: Part, rows: StagedRows, unwritten: torch.Tensor) -> int | Exception:
-    """Add a part's rows to its capture; return how many were kept, or why the capture fails."""
+def _pieces(part: Part, rows: StagedRows, unwritten: torch.Tensor) -> list[Piece]:
+    """Place a part's rows in its capture, and cut them so that threads can share the writing."""
     span = slice(part.first, part.first + part.count)
+    if unwritten[span].any():
+        row, layer = unwritten[span].nonzero()[0].tolist()
+        raise BadRows(
+            f"row {row} of a chunk has NaN at tapped layer number {layer}: the graph did not write it "
+            "(it runs without the tap), or the model made it"
+        )
+    place = part.capture.place(rows.marks[span])
+    raw = rows.raw[span][: len(place)]
+    step = max(1, _PIECE_BYTES // raw.shape[1])
+    return [Piece(part.capture, place[at], raw[at : at + step]) for at in range(0, len(place), step)]
+
+
+def _write_piece(piece: Piece) -> Exception | None:
+    """Write one piece; return why its capture fails."""
     try:
-        if unwritten[span].any():
-            row, layer = unwritten[span].nonzero()[0].tolist()
-            return BadRows(
-                f"row {row} of a chunk has NaN at tapped layer number {layer}: the graph did not write it "
-                "(it runs without the tap), or the model made it"
-            )
-        return part.capture.add(rows.marks[span], rows.raw[span])
-    except (BadRows, SliceError, OSError) as error:
+        piece.capture.write(piece.row, piece.rows)
+    except _FAILS_ONE as error:
         return error
+    return None
