@@ -19,6 +19,7 @@ import errno
 import json
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -172,7 +173,7 @@ class SliceWriter:
         if rows > self.capacity:
             raise ValueError(f"{rows} rows don't fit the {self.capacity} reserved")
         size = rows * self._trailer.row_bytes
-        crc = _checksum(size, lambda offset, length: os.pread(self._fd, length, offset), pool)
+        crc = _checksum(size, lambda offset, length: _block(self._fd, offset, length), pool)
         ids = np.ascontiguousarray(token_ids, _TOKEN).tobytes()
         trailer = replace(
             self._trailer, rows=rows, crc32=crc, token_crc32=zlib.crc32(ids), error=error, retry=retry
@@ -294,6 +295,19 @@ def _trailer_of(fd: int, path: str | os.PathLike[str]) -> Trailer:
     if trailer.rows < 0 or trailer.rows * row_bytes + length + _TAIL.size != size:
         raise TruncatedSlice(f"{path} is {size} bytes, not what its trailer says ({trailer.rows} rows)")
     return trailer
+
+
+_scratch = threading.local()
+
+
+def _block(fd: int, offset: int, length: int) -> memoryview:
+    """Read a block into this thread's own memory: fresh memory for each would be unmapped under the GIL."""
+    if not hasattr(_scratch, "block"):
+        _scratch.block = bytearray(BLOCK_BYTES)
+    into, done = memoryview(_scratch.block)[:length], 0
+    while done < length and (got := os.preadv(fd, [into[done:]], offset + done)):
+        done += got
+    return into[:done]
 
 
 def _checksum(size: int, read: Callable[[int, int], Any], pool: Executor | None = None) -> int:
