@@ -219,7 +219,7 @@ def test_what_is_in_flight_when_the_weights_change_fails(bench: Bench) -> None:
 
 
 def test_nothing_is_captured_while_the_weights_are_away(bench: Bench) -> None:
-    bench.weights.away = "asleep"
+    bench.weights.put_away("asleep")
     _, extra = bench.admit()
     bench.step({"a": 4}, (new_request("a", 4, extra),))
     assert [item.reason for item in bench.queue.of(Fail)] == ["asleep"]

@@ -13,8 +13,10 @@ from tests.unit.tap.worker_fakes import Decoder
 from torch import nn
 
 from taphouse_tap import __version__, compat, compat_model, worker
+from taphouse_tap.errors import CaptureRefused
 from taphouse_tap.rank.tap import WorkerTap
 from taphouse_tap.rank.taps import faults
+from taphouse_tap.rank.weights import corner_checksum
 
 HIDDEN = 8
 
@@ -171,6 +173,50 @@ def test_weights_that_nobody_announced_are_noticed(model: Model) -> None:
         model.embedding.weight += 1
     assert tap._epoch_now() == 1 and tap.start is not None
     assert tap.start.records()[0]["weights_epoch"] == 1
+
+
+def test_a_record_never_names_a_new_epoch_with_an_old_fingerprint(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record's thread may publish at any moment of a change."""
+    tap = installed()
+    old, published = tap._state(), []
+
+    def watched(parameter: torch.Tensor) -> str:
+        published.append(tap._state())
+        return corner_checksum(parameter)
+
+    monkeypatch.setattr("taphouse_tap.rank.weights.corner_checksum", watched)
+    with torch.no_grad():
+        model.embedding.weight += 1
+    tap.weights_changing("reload_weights")
+    tap.weights_changed("reload_weights")
+    assert published and tap._state()["weights_epoch"] == 1
+    for record in published:
+        assert record["weights_epoch"] == 0 and record["paused"]
+        assert record["model_fingerprint"] == old["model_fingerprint"]
+
+
+def test_while_weights_are_away_nothing_reads_them(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that comes after `sleep` would read memory that is gone."""
+    tap = installed()
+    tap.weights_changing("sleep")
+    monkeypatch.setattr("taphouse_tap.rank.weights.corner_checksum", lambda _: pytest.fail("read"))
+    with pytest.raises(CaptureRefused, match="put away"):
+        tap._epoch_now()
+
+
+def test_weights_that_arrive_layer_by_layer_are_away_until_all_are_there(model: Model) -> None:
+    """vLLM's weight updates begin with parameters that have no memory."""
+    tap, loaded = installed(), model.embedding.weight
+    model.embedding.weight = nn.Parameter(torch.empty_like(loaded, device="meta"))
+    tap.weights_changing("start_weight_update")
+    tap.weights_changed("start_weight_update")
+    assert "start_weight_update" in tap._state()["paused"] and not tap.breaker.tripped
+    model.embedding.weight = loaded
+    tap.weights_changing("finish_weight_update")
+    tap.weights_changed("finish_weight_update")
+    assert (tap._state()["weights_epoch"], tap._state()["paused"]) == (1, None)
 
 
 def test_an_error_while_weights_change_trips_the_breaker(

@@ -128,8 +128,8 @@ class Steps:
             self._counters.forged += 1
             return
         self._active[new.request_id] = capture
-        if self._weights.away is not None:
-            self._drop(capture, self._weights.away)
+        if self._weights.now.away is not None:
+            self._drop(capture, self._weights.now.away)
         elif len(new.token_ids) != opt_in.prompt_len:
             self._drop(
                 capture, f"the prompt has {len(new.token_ids)} tokens, the opt-in says {opt_in.prompt_len}"

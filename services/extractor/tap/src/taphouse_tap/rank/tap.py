@@ -37,7 +37,6 @@ class WorkerTap:
         self._staging: Staging | None = None
         self._taps: Taps | None = None
         self._weights: Weights | None = None
-        self._fingerprint: dict[str, Any] | None = None
         self._record: RecordThread | None = None
 
     def install(self) -> None:
@@ -82,7 +81,7 @@ class WorkerTap:
         if self._weights is None or self.breaker.tripped:
             return
         try:
-            self._weights.away = f"the engine's weights are changing or put away ({how})"
+            self._weights.put_away(f"the engine's weights are changing or put away ({how})")
             if self.steps is not None:
                 self.steps.fail_all(f"the engine's weights changed while it ran ({how})")
             self._publish()
@@ -95,14 +94,18 @@ class WorkerTap:
             return
         try:
             self._weights.renew()
-            self._fingerprint = self._weights.fingerprint
             self._publish()
         except Exception as error:
             self.breaker.trip(f"{how} (after)", error)
 
     def _epoch_now(self) -> int:
-        """The weights' epoch, once a look at a few tensors has shown that nobody changed them unseen."""
+        """The weights' epoch, once a look at a few tensors has shown that nobody changed them unseen.
+
+        Raises `CaptureRefused` while they are away.
+        """
         assert self._weights is not None
+        if self._weights.now.away is not None:  # their memory may be gone: reading it would end the engine
+            raise CaptureRefused(self._weights.now.away)
         if not self._weights.look_again():
             self.weights_changing("unseen")
             self.weights_changed("unseen")
@@ -154,7 +157,6 @@ class WorkerTap:
             memory = staging.memory
             compat.account_device_memory(self._worker, memory["buffer_bytes"] + memory["staging_bytes"])
         weights = self._weights = Weights(model, stack.norm, compat.identity(self._worker), dtype)
-        self._fingerprint = weights.fingerprint
         self.checker = Checker(model, stack, start, device, self._epoch_now)
         self.steps = self._start_steps(start, staging, weights, device, record)
 
@@ -196,12 +198,12 @@ class WorkerTap:
         )
 
     def _state(self) -> dict[str, Any]:
-        weights = self._weights
+        loaded = self._weights.now if self._weights is not None else None
         return {
             **self.facts,
-            "model_fingerprint": self._fingerprint,
-            "weights_epoch": weights.epoch if weights is not None else None,
-            "paused": weights.away if weights is not None else None,
+            "model_fingerprint": loaded.fingerprint if loaded is not None else None,
+            "weights_epoch": loaded.epoch if loaded is not None else None,
+            "paused": loaded.away if loaded is not None else None,
             "in_flight": len(self._captures),
             "counters": counters_dict(self._counters),
             "memory": self._staging.memory if self._staging is not None else None,
