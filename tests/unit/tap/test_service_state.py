@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tests.unit.tap.endpoint_fakes import PASSED, Bench, make_bench
 
 from taphouse import slices
+from taphouse_tap.api import canary as canary_module
 from taphouse_tap.api import service as service_module
 from taphouse_tap.api.metrics import Metrics
 from taphouse_tap.api.service import why_ranks_off
@@ -171,6 +173,84 @@ def test_a_later_canary_that_fails_takes_capture_away(tmp_path: Path) -> None:
         async with bench.client() as client:
             assert (await client.post(f"{URL}/canary")).status_code == 503
         assert await capture(bench) == (503, "capture is off: canary failed: rank 0: zeros")
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_a_canary_that_finds_no_room_is_run_again_once_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "TIDY_S", 0.02)
+    monkeypatch.setattr(service_module, "RETRIES", 0)
+    bench = make_bench(tmp_path, slice_dir_limit_bytes=600_000)
+
+    async def go() -> None:
+        await bench.ready()
+        taken = slices.Claim(slices.new_tag(), 590_000, time.time(), 2, 2)
+        bench.start.reserve(taken, 600_000)
+        bench.engine.wrong = {"weights_epoch": 1}
+        for rank in range(2):
+            bench.server.publish(rank, weights_epoch=1)
+        while bench.service.tap is None or bench.service.tap.weights_epoch == 0:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert (await capture(bench))[0] == 503
+        bench.start.release(taken.tag)
+        async with asyncio.timeout(5):
+            while (await capture(bench))[0] != 200:
+                await asyncio.sleep(0.02)
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_a_canary_that_a_busy_engine_keeps_waiting_says_nothing_of_captures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "TIDY_S", 0.02)
+    bench = make_bench(tmp_path)
+
+    async def go() -> None:
+        await bench.ready()
+        monkeypatch.setattr(canary_module, "TIMEOUT_S", 0.1)
+        bench.engine.delay_s = 0.5
+        async with bench.client() as client:
+            answer = await client.post(f"{URL}/canary")
+        assert (answer.status_code, answer.json()["state"]) == (503, "pending")
+        assert "did not answer within 0.1 s" in (await capture(bench))[1]
+        bench.engine.delay_s = 0
+        async with asyncio.timeout(5):
+            while (await capture(bench))[0] != 200:
+                await asyncio.sleep(0.02)
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_a_canary_does_not_wait_for_the_bound_of_bytes_a_second(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, max_bytes_per_s=1)
+
+    async def go() -> None:
+        await bench.ready()
+        async with bench.client() as client:
+            assert (await client.post(URL, json={"prompt": [10]})).status_code == 429
+            assert (await client.post(f"{URL}/canary")).status_code == 200
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
+def test_many_doubts_are_one_canary(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+
+    async def go() -> None:
+        await bench.ready()
+        for _ in range(20):
+            bench.service.doubt()
+        while bench.service._doubts:
+            await asyncio.sleep(0.005)
+        assert len(bench.engine.seen) == 1
         await bench.service.close()
 
     asyncio.run(go())

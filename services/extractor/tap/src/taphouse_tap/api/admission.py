@@ -52,8 +52,12 @@ class Admission:
         self._streaming = 0
         self.limits = limits
 
-    def reserve(self, prompts: Sequence[Prompt], max_tokens: int) -> list[slices.Claim]:
+    def reserve(
+        self, prompts: Sequence[Prompt], max_tokens: int, *, paced: bool = True
+    ) -> list[slices.Claim]:
         """Claim room for all of ``prompts`` or none. Blocks for the lock: call it off the event loop.
+
+        What is not ``paced`` waits for no bound of bytes a second, but counts.
 
         Raises: `TooLarge` when the request could never fit, `Busy` when it does not fit now.
         """
@@ -69,7 +73,8 @@ class Admission:
             for prompt in prompts
         ]
         self._refuse_what_never_fits(claims)
-        self._pace.check()
+        if paced:
+            self._pace.check()
         try:
             self._start.reserve_all(claims, self.limits.slice_dir_bytes, self.limits.in_flight)
         except (slices.DirectoryFull, slices.TooManyInFlight) as error:
@@ -78,10 +83,10 @@ class Admission:
         return claims
 
     async def admit(
-        self, prompts: Sequence[Prompt], max_tokens: int, collector: Collector
+        self, prompts: Sequence[Prompt], max_tokens: int, collector: Collector, *, paced: bool = True
     ) -> list[slices.Claim]:
         """`reserve` off the event loop; a caller that leaves meanwhile leaves no claim behind."""
-        reserving = asyncio.ensure_future(asyncio.to_thread(self.reserve, prompts, max_tokens))
+        reserving = asyncio.ensure_future(asyncio.to_thread(self.reserve, prompts, max_tokens, paced=paced))
         try:
             return await asyncio.shield(reserving)
         except asyncio.CancelledError:

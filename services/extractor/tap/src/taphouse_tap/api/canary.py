@@ -39,7 +39,8 @@ Check = Callable[[str, list[int], int], Awaitable[list[Any]]]
 class Result:
     """How the last canary ended. ``state``: pending, running, passed or failed; ``at`` in Unix seconds.
 
-    It says nothing of other weights than those of ``weights_epoch``.
+    One that was given up is pending again, with a reason: it says nothing of captures. None says anything of
+    other weights than those of ``weights_epoch``.
     """
 
     state: str = "pending"
@@ -51,8 +52,8 @@ class Result:
 
     @property
     def ended(self) -> bool:
-        """Whether the canary passed or failed."""
-        return self.state in ("passed", "failed")
+        """Whether the canary passed, failed, or was given up."""
+        return self.at is not None
 
     def as_dict(self) -> dict[str, Any]:
         """For the status answer."""
@@ -108,6 +109,9 @@ class Canary:
             except (Busy, asyncio.CancelledError):
                 self._own = before
                 raise
+            except TimeoutError:
+                reason = f"the engine did not answer within {TIMEOUT_S:g} s; it is run again"
+                self._own = self._result("pending", reason, began)
             except (Refusal, _Mismatch) as error:
                 self._own = self._result("failed", str(error), began)
             except Exception as error:
@@ -139,7 +143,7 @@ class Canary:
         """Returns how many tokens were reproduced."""
         prompt = Prompt(await self._token_ids())
         request = CaptureRequest(prompt=prompt.token_ids, max_tokens=GENERATED, ignore_eos=True)
-        claims = await self._admission.admit([prompt], request.max_tokens, self._collector)
+        claims = await self._admission.admit([prompt], request.max_tokens, self._collector, paced=False)
         try:
             capture = await self._collector.capture(
                 request, prompt, claims[0], dp_rank if self._dp_size > 1 else None

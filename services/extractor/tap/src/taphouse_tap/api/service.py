@@ -102,7 +102,7 @@ class Service:
         self._problem = "starting: the engine's ranks have not answered yet"
         self._task: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
-        self._doubts: set[asyncio.Future[Any]] = set()
+        self._doubts: set[asyncio.Future[None]] = set()
         self._records: tuple[float, list[dict[str, Any]]] = (0.0, [])
 
     def begin(self) -> None:
@@ -126,11 +126,12 @@ class Service:
             if self.tap is not None:
                 await self._tidy()
                 await self._follow_weights(self.tap)
+                await self._canary_again()
             elif self.start is not None and self._ranks_off() is None:
                 await self._open_up()
 
     async def _open_up(self) -> None:
-        """Connect and run the first canary."""
+        """Connect and run a canary. Never raises: what went wrong is logged, and stays for `why_off`."""
         try:
             tap = await self.connect()
             result = await tap.canary.run(retries=RETRIES)
@@ -145,6 +146,12 @@ class Service:
             return
         self.tap = await self._with_weights(tap)
         await self._open_up()
+
+    async def _canary_again(self) -> None:
+        """A canary that found no room or a busy engine has said nothing yet."""
+        tap = self.tap
+        if tap is not None and tap.canary.result.state == "pending" and self._ranks_off() is None:
+            await self._open_up()
 
     async def _with_weights(self, tap: Tap) -> Tap:
         record = self.records()[0]
@@ -268,8 +275,8 @@ class Service:
 
     def doubt(self) -> None:
         """A capture was disproved: have a canary say whether captures can be right at all."""
-        if self.tap is not None:
-            self._doubts.add(task := asyncio.ensure_future(self.tap.canary.run(retries=RETRIES)))
+        if self.tap is not None and not self._doubts:
+            self._doubts.add(task := asyncio.ensure_future(self._open_up()))
             task.add_done_callback(self._doubts.discard)
 
     def records(self) -> list[dict[str, Any]]:
