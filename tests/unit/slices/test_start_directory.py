@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import time
@@ -43,6 +44,23 @@ def test_every_process_gets_the_same_directory_and_secret(tmp_path: Path) -> Non
     assert two.directory.exists()
     two.close()
     assert not two.directory.exists()
+
+
+def test_claims_that_cannot_be_written_leave_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, written = open_start(tmp_path / "s", "ab123"), []
+
+    def write(path: Path, text: str) -> None:
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        path.write_text(text)
+        written.append(path)
+
+    monkeypatch.setattr("taphouse.slices.start.write_atomically", write)
+    with pytest.raises(DirectoryFull, match="No space left"):
+        start.reserve_all([claim() for _ in range(5)], 1000)
+    assert written and start.claims() == []
 
 
 def _open_and_tell(path: Path, pipe: multiprocessing.connection.Connection) -> None:  # type: ignore[name-defined]

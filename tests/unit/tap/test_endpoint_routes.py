@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from taphouse_tap.api import collect as collect_module
 from taphouse_tap.api import service as service_module
 from taphouse_tap.api.admission import Pace
 from taphouse_tap.api.endpoint import Endpoint
+from taphouse_tap.api.refusals import Busy
+from taphouse_tap.api.requests import Prompt
 
 URL = "/v1/hidden_states"
 PROMPT = [10, 11, 12]
@@ -234,6 +239,42 @@ def test_a_rank_without_room_is_429_and_leaves_nothing(
     assert (answer.status_code, answer.headers["Retry-After"]) == (429, "2")
     assert "row 3 was never written" in message(answer)
     assert bench.leftovers() == []
+
+
+def test_states_a_second_are_bounded_however_many_ask_at_once() -> None:
+    pace, start, admitted = Pace(1, time.monotonic), threading.Barrier(16), []
+
+    def ask() -> None:
+        start.wait()
+        with contextlib.suppress(Busy):
+            pace.spend(1000)
+            admitted.append(1)
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(admitted) == 1
+
+
+def test_states_a_second_count_what_was_admitted(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, max_bytes_per_s=1000, slice_dir_limit_bytes=100_000)
+
+    async def go() -> None:
+        await bench.ready()
+        assert bench.service.tap is not None
+        admission = bench.service.tap.admission
+        admission._pace = Pace(1000, time.monotonic)
+        taken = slices.Claim(slices.new_tag(), 90_000, time.time(), 2, 2)
+        bench.start.reserve(taken, 100_000)
+        with pytest.raises(Busy, match="reserved"):
+            admission.reserve([Prompt([1, 2])], 1)
+        bench.start.release(taken.tag)
+        assert len(admission.reserve([Prompt([1, 2])], 1)) == 1
+        await stop(bench)
+
+    asyncio.run(go())
 
 
 def test_states_a_second_are_bounded(tmp_path: Path) -> None:

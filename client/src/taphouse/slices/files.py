@@ -140,7 +140,7 @@ class SliceWriter:
                 os.posix_fallocate(self._fd, 0, capacity * trailer.row_bytes)
         except OSError as error:
             self.abort()
-            raise _space_error(error, self.part) from error
+            raise space_error(error, self.part) from error
 
     def write(self, row: int, rows: NDArray[Any]) -> None:
         """Write `rows` [n, L, W] (raw elements, C order) at row number `row`; later writes win."""
@@ -154,7 +154,7 @@ class SliceWriter:
         try:
             _pwrite_all(self._fd, data, offset)
         except OSError as error:
-            raise _space_error(error, self.part) from error
+            raise space_error(error, self.part) from error
 
     def seal(
         self,
@@ -184,7 +184,7 @@ class SliceWriter:
             os.ftruncate(self._fd, size)
             _pwrite_all(self._fd, memoryview(tail), size)
         except OSError as error_:
-            raise _space_error(error_, self.part) from error_
+            raise space_error(error_, self.part) from error_
         self._close()
         with contextlib.suppress(FileNotFoundError):
             self.part.rename(self.final)
@@ -339,7 +339,8 @@ def _pread_all(fd: int, into: memoryview, path: str | os.PathLike[str], offset: 
         done += got
 
 
-def _space_error(error: OSError, path: Path) -> Exception:
+def space_error(error: OSError, path: Path) -> Exception:
+    """Return a `DirectoryFull` for an error that says so, any other error as it is."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DirectoryFull(f"no room for {path.name}: {error.strerror}")
     return error

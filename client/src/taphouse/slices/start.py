@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DirectoryFull, TooManyInFlight, UnsafeDirectory
+from .files import space_error
 from .opt_in import is_tag
 
 _START_PREFIX = "start-"
@@ -91,14 +92,22 @@ class Start:
                 raise DirectoryFull(
                     f"the slice file system has {max(0, free)} unreserved bytes left, {needed} are needed"
                 )
-            for claim in claims:
-                body = {
-                    "bytes": claim.nbytes,
-                    "created_at": claim.created_at,
-                    "prompt_len": claim.prompt_len,
-                    "max_rows": claim.max_rows,
-                }
-                write_atomically(self.directory / f"{claim.tag}.claim", json.dumps(body))
+            try:
+                for claim in claims:
+                    self._write_claim(claim)
+            except OSError as error:
+                for claim in claims:
+                    self.release(claim.tag)
+                raise space_error(error, self.directory) from error
+
+    def _write_claim(self, claim: Claim) -> None:
+        body = {
+            "bytes": claim.nbytes,
+            "created_at": claim.created_at,
+            "prompt_len": claim.prompt_len,
+            "max_rows": claim.max_rows,
+        }
+        write_atomically(self.directory / f"{claim.tag}.claim", json.dumps(body))
 
     def _written(self) -> int:
         """Bytes that slices and parts take on the file system now."""

@@ -73,13 +73,15 @@ class Admission:
             for prompt in prompts
         ]
         self._refuse_what_never_fits(claims)
-        if paced:
-            self._pace.check()
+        needed = sum(claim.nbytes for claim in claims)
+        self._pace.spend(needed, wait=paced)
         try:
             self._start.reserve_all(claims, self.limits.slice_dir_bytes, self.limits.in_flight)
-        except (slices.DirectoryFull, slices.TooManyInFlight) as error:
-            raise Busy(f"{error}; ask again later", retry_after=RETRY_AFTER_S) from error
-        self._pace.spend(sum(claim.nbytes for claim in claims))
+        except BaseException as error:
+            self._pace.give_back(needed)
+            if isinstance(error, (slices.DirectoryFull, slices.TooManyInFlight)):
+                raise Busy(f"{error}; ask again later", retry_after=RETRY_AFTER_S) from error
+            raise
         return claims
 
     async def admit(
@@ -147,20 +149,27 @@ class Pace:
         self._paid_at = 0.0
         self._lock = threading.Lock()
 
-    def check(self) -> None:
-        """Raises: `Busy` while earlier captures are not paid for."""
-        wait = self._paid_at - self._clock()
-        if self._bytes_per_s and wait > 0:
-            raise Busy(
-                f"the bound of {self._bytes_per_s} bytes of states a second is used up; ask again later",
-                retry_after=math.ceil(wait),
-            )
+    def spend(self, nbytes: int, *, wait: bool = True) -> None:
+        """Count `nbytes` of a capture that is being admitted.
 
-    def spend(self, nbytes: int) -> None:
-        """Count `nbytes` of a capture that was admitted."""
+        Raises: `Busy` while earlier captures are not paid for, unless it does not `wait` for them.
+        """
+        if not self._bytes_per_s:
+            return
+        with self._lock:
+            now = self._clock()
+            if wait and self._paid_at > now:
+                raise Busy(
+                    f"the bound of {self._bytes_per_s} bytes of states a second is used up; ask again later",
+                    retry_after=math.ceil(self._paid_at - now),
+                )
+            self._paid_at = max(self._paid_at, now) + nbytes / self._bytes_per_s
+
+    def give_back(self, nbytes: int) -> None:
+        """It was not admitted after all."""
         if self._bytes_per_s:
             with self._lock:
-                self._paid_at = max(self._paid_at, self._clock()) + nbytes / self._bytes_per_s
+                self._paid_at -= nbytes / self._bytes_per_s
 
 
 class StreamRoom:
