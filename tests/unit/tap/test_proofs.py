@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.unit.tap.endpoint_fakes import PASSED, Bench, make_bench
 
 from taphouse_tap.api.metrics import Metrics
-from taphouse_tap.api.proof import ROWS, Proofs
+from taphouse_tap.api.proof import ROWS, TOP, Proofs
+from taphouse_tap.api.requests import CaptureRequest
+from taphouse_tap.compat_server import VllmEngine
 
 URL = "/v1/hidden_states"
 WRONG = {**PASSED, "ok": False, "reason": "2 of 4 tokens are not what the captured states give"}
@@ -88,3 +92,40 @@ def test_they_can_be_switched_off(tmp_path: Path) -> None:
         await bench.service.close()
 
     asyncio.run(go())
+
+
+class Client:
+    """vLLM's engine client, of an engine with some settings; keeps what it was asked."""
+
+    def __init__(self, max_logprobs: int, mode: str) -> None:
+        self.model_config = SimpleNamespace(
+            max_logprobs=max_logprobs, logprobs_mode=mode, get_vocab_size=lambda: 512
+        )
+        self.asked: list[Any] = []
+
+    async def generate(self, _prompt: Any, params: Any, _request_id: str, **_: Any) -> AsyncIterator[Any]:
+        self.asked.append(params.logprobs)
+        answer = SimpleNamespace(finish_reason="length", token_ids=[7], logprobs=None)
+        yield SimpleNamespace(outputs=[answer])
+
+
+@pytest.mark.parametrize(
+    ("max_logprobs", "mode", "temperature", "asked"),
+    [
+        (20, "raw_logprobs", 1.0, 5),
+        (-1, "raw_logits", 1.0, 5),
+        (2, "raw_logprobs", 1.0, 2),
+        (0, "raw_logprobs", 0.0, None),
+        (20, "processed_logprobs", 0.0, 5),
+        (20, "processed_logprobs", 0.7, None),
+        (20, "processed_logits", 0.7, None),
+    ],
+)
+def test_an_engine_is_asked_for_what_it_names(
+    max_logprobs: int, mode: str, temperature: float, asked: int | None
+) -> None:
+    """More than its limit would refuse the caller; processed logprobs are no ranking of the head's."""
+    client = Client(max_logprobs, mode)
+    request = CaptureRequest(prompt=[1], temperature=temperature)
+    asyncio.run(VllmEngine(client).generate([1], request, {}, "a", top=TOP))
+    assert client.asked == [asked]

@@ -13,7 +13,8 @@ tokenisation service in ``app.state``                  ``openai_``    ``serving_
                                                        ``tokenization``
 ``.create_tokenize``, ``.chat_template``,              there          there
 ``.renderer.get_tokenizer()``
-``EngineClient.generate``, ``.collective_rpc``         there          there
+``EngineClient.generate``, ``.collective_rpc``,        there          there
+``.model_config``
 errors of the caller                                   `ValueError`   ``VLLMClientError``
 =====================================================  =============  =============
 """
@@ -133,6 +134,7 @@ class VllmEngine:
         where = {} if dp_rank is None else {"data_parallel_rank": dp_rank}
         last = None
         try:
+            top = min(top, self._most_top(request))
             params = _sampling_params(request, opt_in, top)
             outputs = self._client.generate(
                 tokens_input(token_ids), params, request_id, priority=request.priority, **where
@@ -150,6 +152,14 @@ class VllmEngine:
             raise CaptureFailed(f"the engine ended the request early ({answer.finish_reason})")
         ranked = [_ranked(row)[:top] for row in answer.logprobs or ()]
         return Generated([int(token) for token in answer.token_ids], answer.finish_reason, ranked)
+
+    def _most_top(self, request: CaptureRequest) -> int:
+        """How many top tokens a row this engine names, as its head ranks them."""
+        config = self._client.model_config
+        if config.logprobs_mode.startswith("processed") and request.temperature > 0:
+            return 0  # after temperature and top_p: no ranking of the head's
+        most, vocabulary = int(config.max_logprobs), int(config.get_vocab_size())
+        return vocabulary if most < 0 else min(most, vocabulary)
 
 
 class VllmTokenizer:
