@@ -94,6 +94,22 @@ def test_they_can_be_switched_off(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
+def test_what_could_not_be_compared_fails_and_disproves_nothing(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, proof_interval_s=1e-9)
+    bench.server.proof_answer = {"ok": False, "reason": "the weights changed since", "checked": 0}
+
+    async def go() -> Any:
+        await bench.ready()
+        answer = await ask(bench)
+        assert not bench.service._doubts
+        await bench.service.close()
+        return answer
+
+    answer = asyncio.run(go())
+    assert answer.status_code == 500 and "could not be proven: rank 0: the weights changed" in answer.text
+    assert bench.service.metrics.counts["disproved"] == 0 and bench.leftovers() == []
+
+
 class Client:
     """vLLM's engine client, of an engine with some settings; keeps what it was asked."""
 

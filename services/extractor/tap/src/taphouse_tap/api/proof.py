@@ -15,7 +15,7 @@ from typing import Any
 
 from taphouse_tap.api.collect import Capture, Ranked
 from taphouse_tap.api.metrics import Metrics
-from taphouse_tap.api.refusals import Disproved
+from taphouse_tap.api.refusals import CaptureFailed, Disproved
 from taphouse_tap.verdict import combine
 
 TOP = 5
@@ -57,7 +57,8 @@ class Proofs:
     async def prove(self, capture: Capture) -> dict[str, Any] | None:
         """Prove a few rows of a capture; return the witness, None if the engine named no top tokens.
 
-        Raises: `Disproved` when the captured states are not those that the engine computed.
+        Raises: `Disproved` when the captured states are not those that the engine computed, and
+        `CaptureFailed` when a rank could not compare them (the weights changed meanwhile).
         """
         top = capture.generated.top
         if not top:
@@ -68,6 +69,8 @@ class Proofs:
         highest = [row[0][0] for row in chosen]
         answers = await self._check(capture.tag, capture.fed_token_ids, capture.rows, first, highest)
         joined = combine(answers)
+        if not all(isinstance(answer, dict) and "best" in answer for answer in answers):
+            raise CaptureFailed(f"the captured states could not be proven: {joined['reason']}")
         if not joined["ok"]:
             self._metrics.add("disproved")
             raise Disproved(f"the captured states are not those of the engine: {joined['reason']}")
