@@ -241,6 +241,33 @@ def test_a_canary_does_not_wait_for_the_bound_of_bytes_a_second(tmp_path: Path) 
     asyncio.run(go())
 
 
+def test_records_that_cannot_be_read_for_a_while_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a server that has run out of file descriptors."""
+    monkeypatch.setattr(service_module, "TIDY_S", 0.02)
+    monkeypatch.setattr(service_module, "RECORDS_AGE_S", 0.0)
+    bench = make_bench(tmp_path)
+
+    def broken(_: slices.Start) -> list[dict[str, Any]]:
+        raise OSError(24, "Too many open files")
+
+    async def go() -> None:
+        await bench.ready()
+        with monkeypatch.context() as patch:
+            patch.setattr(slices.Start, "records", broken)
+            await asyncio.sleep(0.1)
+        bench.engine.wrong = {"weights_epoch": 1}
+        for rank in range(2):
+            bench.server.publish(rank, weights_epoch=1)
+        async with asyncio.timeout(5):
+            while (await capture(bench))[0] != 200:
+                await asyncio.sleep(0.02)
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
 def test_many_doubts_are_one_canary(tmp_path: Path) -> None:
     bench = make_bench(tmp_path)
 

@@ -123,12 +123,18 @@ class Service:
         await self._open_up()
         while True:
             await asyncio.sleep(TIDY_S)
-            if self.tap is not None:
-                await self._tidy()
-                await self._follow_weights(self.tap)
-                await self._canary_again()
-            elif self.start is not None and self._ranks_off() is None:
-                await self._open_up()
+            try:
+                await self._look_after()
+            except Exception:  # a server out of file descriptors, say; the next round may go well
+                logger.exception("Taphouse: looking after captures failed")
+
+    async def _look_after(self) -> None:
+        if self.tap is not None:
+            await self._tidy()
+            await self._follow_weights(self.tap)
+            await self._canary_again()
+        elif self.start is not None and self._ranks_off() is None:
+            await self._open_up()
 
     async def _open_up(self) -> None:
         """Connect and run a canary. Never raises: what went wrong is logged, and stays for `why_off`."""
