@@ -212,8 +212,8 @@ class _Breaks:
 
         seal = capture.Capture.seal
 
-        def flipped(self: Any) -> Any:
-            trailer = seal(self)
+        def flipped(self: Any, *args: Any) -> Any:
+            trailer = seal(self, *args)
             if trailer is not None:
                 with self._file.final.open("r+b") as file:
                     file.seek(100)

@@ -110,10 +110,11 @@ def test_a_hook_that_raises_turns_capture_off_and_nothing_else(
 def test_a_capture_in_flight_is_answered_at_once_when_the_breaker_trips(mended: Engine) -> None:
     """Rank 1 fails in the middle: it seals the error while the request still runs."""
     answers: list[httpx.Response] = []
-    body = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
+    body = {"prompt": PROMPT, "max_tokens": 1600, "ignore_eos": True}
     client = threading.Thread(target=lambda: answers.append(post(mended, **body)))
     client.start()
-    until(lambda: any(name.endswith(".part") for name in capture_files(mended)))
+    until(lambda: bool(answers) or any(name.endswith(".part") for name in capture_files(mended)))
+    assert not answers, answers[0].text
     rpc(mended, "taphouse_break", "after_step", 1)
     until(lambda: bool(answers) or any(n.endswith(".t1.slice") for n in capture_files(mended)), seconds=10)
     client.join()
