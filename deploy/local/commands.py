@@ -20,7 +20,10 @@ _ENVIRONMENT = {
 
 def print_commands(profile: Profile, console: Console) -> None:
     """The commands of deploy/local/supervisord.conf with the profile's values in them."""
-    console.out(f"# Profile {profile.path.stem}: nothing is run. Notes stand in {profile.path.name}.")
+    console.out(
+        f"# Profile {profile.path.stem}: nothing is run. Notes stand in deploy/profiles/{profile.path.name}:"
+    )
+    console.out("# the trainer and an engine for the draft belong on other GPUs or hosts than production's.")
     for program, command in commands(profile):
         copies = f", {profile.settings.workers} times" if program == "worker" else ""
         console.out(f"\n# {program}{copies}")

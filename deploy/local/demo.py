@@ -28,7 +28,7 @@ from processes import Processes, ProcessFailed
 from profiles import ROOT, Profile, ProfileError, load
 from rich.console import Console
 from screen import Screen
-from story import Demo, StepFailed
+from story import Demo, StepFailed, of_profile
 
 from taphouse.errors import TaphouseError
 from taphouse_tap.__main__ import launch_args
@@ -55,7 +55,8 @@ def main() -> int:
         if options.stop:
             return _stop(running, profile, console)
         if running.answers():
-            console.print("[red]This profile runs already.[/] `make demo STOP=1` stops it.")
+            stop = f"make demo STOP=1{of_profile(options.profile)}"
+            console.print(f"[red]This profile runs already.[/] `{stop}` stops it.")
             return 2
         profile = _load(options.profile, move_ports=True)
     except ProfileError as error:

@@ -27,6 +27,11 @@ _DRAFTS = (
 )
 
 
+def of_profile(name: str) -> str:
+    """What `make` needs to be told of a profile: nothing of the usual one."""
+    return "" if name == "demo" else f" PROFILE={name}"
+
+
 class StepFailed(Exception):
     """A step can't go on; `program` names the log that says more."""
 
@@ -118,11 +123,8 @@ class Demo:
             f"extractor's API              {self._api}/docs   (token: {token})",
             "the trainer has done its steps and ended: `taphouse doctor` says at which step",
             f"{command} watch --api-url {self._api} --token-file {token}",
-            f"make demo STOP=1{self._of_profile()} stops all of it",
+            f"make demo STOP=1{of_profile(self._name)} stops all of it",
         ]
-
-    def _of_profile(self) -> str:
-        return "" if self._name == "demo" else f" PROFILE={self._name}"
 
     def _start(self) -> tuple[Taphouse, dict[str, object]]:
         processes = self._processes

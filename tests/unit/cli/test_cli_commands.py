@@ -177,7 +177,7 @@ def test_enqueue_names_the_first_bad_rows_of_a_file_and_sends_nothing(cli, api, 
     rows = write_rows(tmp_path / "d.jsonl", *BAD_ROWS)
     result = cli("enqueue", str(rows), "-o", "json")
     assert result.exit_code == 2 and api.requests == [] and result.stdout == ""
-    assert "4 of 5 rows are no rows: line 2: not JSON" in result.stderr and "line 3: " in result.stderr
+    assert "4 of 5 rows can't be used: line 2: not JSON" in result.stderr and "line 3: " in result.stderr
     assert "line 5: " in result.stderr and "and 1 more" in result.stderr
     assert "--allow-bad-rows" in result.stderr and result.stderr.count("\n") == 1
     assert cli("enqueue", str(rows), "--max-samples", "1").exit_code == 0

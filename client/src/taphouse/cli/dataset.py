@@ -212,7 +212,7 @@ def refuse_bad(report: DatasetReport, source: str) -> None:
         named = "; ".join(f"line {p.line}: {p.reason}" for p in report.problems[:PROBLEMS_NAMED])
         more = f"; and {report.bad - PROBLEMS_NAMED} more" if report.bad > PROBLEMS_NAMED else ""
         raise UsageProblem(
-            f"{report.bad} of {report.bad + report.rows} rows are no rows: {named}{more}", SEND_ANYWAY
+            f"{report.bad} of {report.bad + report.rows} rows can't be used: {named}{more}", SEND_ANYWAY
         )
     if not report.rows:
         raise UsageProblem(f"{source} holds no rows", "write one JSON object a line")
