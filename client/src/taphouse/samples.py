@@ -98,11 +98,7 @@ class Sample:
 
     def hidden_float32(self) -> NDArray[np.float32]:
         """The states as float32 [T, L, H], a copy; exact for all three dtypes."""
-        if self.dtype == "bfloat16":
-            bits = self.hidden_states.astype(np.uint32)
-            bits <<= 16
-            return bits.view(np.float32)
-        return self.hidden_states.astype(np.float32)
+        return to_float32(self.hidden_states, self.dtype)
 
     def equals(self, other: Sample) -> bool:
         """Whether every field is the same, to the bit."""
@@ -113,6 +109,15 @@ class Sample:
             and self.loss_mask.tobytes() == other.loss_mask.tobytes()
             and self.hidden_states.tobytes() == other.hidden_states.tobytes()
         )
+
+
+def to_float32(states: NDArray[np.generic], dtype: str) -> NDArray[np.float32]:
+    """Return stored states of `dtype` (see `Sample`) as float32, a copy; exact for all three dtypes."""
+    if dtype == "bfloat16":
+        bits = states.astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.float32)
+    return states.astype(np.float32)
 
 
 def check_values(sample: Sample, layers: Sequence[int]) -> None:

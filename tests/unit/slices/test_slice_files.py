@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 import textwrap
@@ -223,6 +224,22 @@ def test_ranks_must_have_been_fed_the_same_tokens(tmp_path: Path) -> None:
     writer.seal(tokens(4)[::-1])
     with pytest.raises(SlicesDisagree, match="token_crc32"):
         join_slices(paths, tokens(4))
+
+
+@pytest.mark.parametrize("token_ids", [7, [[100, 101]], [100.0, 101.5], ["a"]])
+def test_what_are_no_token_ids_is_said(tmp_path: Path, token_ids: object) -> None:
+    with pytest.raises(ValueError, match="integer ids"):
+        join_slices(seal_all(tmp_path, states(4)), token_ids)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rows", "3"), ("rows", 3.0), ("width", None), ("tp_size", "1"), ("dtype", ["bfloat16"])],
+)
+def test_a_trailer_of_wrong_types_is_no_trailer(name: str, value: object) -> None:
+    body = json.loads(trailer().to_json()) | {name: value}
+    with pytest.raises(BadSlice):
+        Trailer.from_json(json.dumps(body).encode())
 
 
 def test_some_rows_alone(tmp_path: Path) -> None:

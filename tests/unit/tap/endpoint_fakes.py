@@ -107,6 +107,7 @@ class FakeEngine:
     error_rank: int | None = None
     retry: bool = False
     short: bool = False
+    most_top: int = 5
     fed: list[int] | None = None
     surplus: int = 0
     wrong: dict[str, Any] = field(default_factory=dict)
@@ -144,7 +145,11 @@ class FakeEngine:
             if rank != self.silent_rank:
                 threading.Thread(target=self._seal, args=(rank, wanted, fed), daemon=True).start()
         await asyncio.sleep(self.delay_after_s)
-        ranked = [[(token, -0.5), (token + 1, -1.5)][:top] for token in generated] if top else []
+        ranked = (
+            [[(token, -0.5), (token + 1, -1.5)][: min(top, self.most_top)] for token in generated]
+            if top
+            else []
+        )
         return Generated(list(generated), self.finish_reason, ranked)
 
     def _seal(self, rank: int, wanted: slices.OptIn, fed: list[int]) -> None:

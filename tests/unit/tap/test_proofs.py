@@ -101,7 +101,7 @@ def test_what_could_not_be_compared_fails_and_disproves_nothing(tmp_path: Path) 
     async def go() -> Any:
         await bench.ready()
         answer = await ask(bench)
-        assert not bench.service._doubts
+        assert not bench.service._doubted
         await bench.service.close()
         return answer
 
@@ -145,3 +145,17 @@ def test_an_engine_is_asked_for_what_it_names(
     request = CaptureRequest(prompt=[1], temperature=temperature)
     asyncio.run(VllmEngine(client).generate([1], request, {}, "a", top=TOP))
     assert client.asked == [asked]
+
+
+def test_one_token_a_row_is_no_witness(tmp_path: Path) -> None:
+    """An engine with ``--max-logprobs 1``: the capture is proven, but nobody could check it again."""
+    bench = make_bench(tmp_path, proof_interval_s=60)
+    bench.engine.most_top = 1
+
+    async def go() -> None:
+        await bench.ready()
+        assert "witness" not in (await ask(bench)).json()["data"][0]
+        assert bench.service.metrics.counts["proven"] == 1
+        await bench.service.close()
+
+    asyncio.run(go())

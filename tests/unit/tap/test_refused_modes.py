@@ -30,6 +30,7 @@ def worker(**changes: Any) -> Any:
         "model_config.uses_mrope": False,
         "model_config.enable_prompt_embeds": False,
         ".lora_config": None,
+        ".kv_transfer_config": None,
         **changes,
     }
     config = SimpleNamespace(
@@ -74,6 +75,7 @@ def test_the_mode_that_ran_is_not_refused() -> None:
         ("model_config.uses_mrope", True, "rope"),
         ("model_config.enable_prompt_embeds", True, "prompt embeddings"),
         (".lora_config", object(), "LoRA"),
+        (".kv_transfer_config", object(), "KV connectors"),
     ],
 )
 def test_refused_with_the_reason(path: str, value: Any, says: str) -> None:

@@ -273,11 +273,17 @@ def test_many_doubts_are_one_canary(tmp_path: Path) -> None:
 
     async def go() -> None:
         await bench.ready()
+        while bench.service._opening is not None and not bench.service._opening.done():
+            await asyncio.sleep(0.005)
+        bench.engine.seen.clear()
         for _ in range(20):
             bench.service.doubt()
-        while bench.service._doubts:
+        status, message = await capture(bench)
+        assert (status, "a capture was disproved" in message) == (503, True)
+        while bench.service.why_off() is not None:
             await asyncio.sleep(0.005)
         assert len(bench.engine.seen) == 1
+        assert (await capture(bench))[0] == 200
         await bench.service.close()
 
     asyncio.run(go())

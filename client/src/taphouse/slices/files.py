@@ -45,6 +45,10 @@ ALGORITHM = "crc32-4MiB"
 TOKEN_BYTES = 4
 """Bytes of a token id in a slice."""
 
+_NUMBERS = (
+    *("tp_rank", "tp_size", "dp_rank", "hidden_size", "column_offset", "width"),
+    *("rows", "prompt_len", "weights_epoch"),
+)
 _TOKEN = np.dtype(f"<i{TOKEN_BYTES}")
 _TAIL = struct.Struct("<II8s")
 _MAX_TRAILER = 1 << 20
@@ -112,6 +116,9 @@ class Trailer:
                 crc32=int(checksum["payload"]),
                 token_crc32=int(checksum["token_ids"]),
             )
+            wrong = [n for n in _NUMBERS if type(getattr(trailer, n)) is not int]
+            if wrong or type(trailer.dtype) is not str:
+                raise TypeError(f"{', '.join(wrong) or 'dtype'} is of a wrong type")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TruncatedSlice(f"unreadable slice trailer: {error}") from error
         if trailer.dtype not in RAW_DTYPES:

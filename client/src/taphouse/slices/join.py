@@ -66,9 +66,11 @@ def check_token_ids(paths: Sequence[str | os.PathLike[str]], token_ids: ArrayLik
     One slice is read: the others hold the same ids, by their checksum. Raises `MissingRows` for fewer rows,
     `WrongTokens` for other tokens, and the `BadSlice` errors.
     """
-    wanted = np.asarray(token_ids, np.int64)
-    if wanted.ndim != 1:
-        raise ValueError(f"token_ids must be the ids [T] of the rows, got shape {wanted.shape}")
+    wanted = np.asarray(token_ids)
+    if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+        raise ValueError(
+            f"token_ids must be the integer ids [T] of the rows, got {wanted.dtype} {wanted.shape}"
+        )
     fed = read_token_ids(paths[0])
     if len(fed) < len(wanted):
         raise MissingRows(f"{paths[0]} holds {len(fed)} rows, {len(wanted)} are needed")

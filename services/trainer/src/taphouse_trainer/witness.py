@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from taphouse.samples import Sample
+from taphouse.samples import Sample, to_float32
 from taphouse_trainer.verifier import Verifier
 
 _TOLERANCE = {"float32": 0.01, "float16": 0.05, "bfloat16": 0.25}
@@ -28,12 +28,13 @@ def contradiction(sample: Sample, final: int, verifier: Verifier) -> str | None:
     """
     if sample.witness is None or not verifier.plain_logits:
         return None
-    states = sample.hidden_float32()[:, final]
-    for at, row in enumerate(sample.witness.rows):
+    rows = sample.witness.rows
+    states = to_float32(sample.hidden_states[rows.start : rows.stop, final], sample.dtype)
+    for at, row in enumerate(rows):
         tokens = np.asarray(sample.witness.top_tokens[at])
         if int(tokens.max()) >= verifier.vocab_size:
             return f"row {row}: token {int(tokens.max())}, the target knows {verifier.vocab_size}"
-        logits = verifier.logits(states[row], tokens)
+        logits = verifier.logits(states[at], tokens)
         said = np.asarray(sample.witness.top_logprobs[at])
         off = np.abs((logits - logits[0]) - (said - said[0]))
         limit = _TOLERANCE[sample.dtype] * max(1.0, float(np.abs(logits).max()) / 16)

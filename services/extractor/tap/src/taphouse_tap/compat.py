@@ -255,6 +255,7 @@ def _mode_checks(config: Any) -> Iterator[tuple[str, bool]]:
     yield "tensor parallelism over several hosts: slices lie on each host", parallel.nnodes > 1
     yield "the Ray executor never ran with a tap", parallel.distributed_executor_backend == "ray"
     yield "LoRA never ran with a tap", config.lora_config is not None
+    yield "KV connectors never ran with a tap", config.kv_transfer_config is not None
     yield "only generating models have states to capture", model.runner_type != "generate"
     yield "encoder-decoder models never ran with a tap", bool(model.is_encoder_decoder)
     yield "multi-dimensional rope positions do not place rows", bool(model.uses_mrope)

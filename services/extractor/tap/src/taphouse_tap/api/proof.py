@@ -55,7 +55,7 @@ class Proofs:
         return True
 
     async def prove(self, capture: Capture) -> dict[str, Any] | None:
-        """Prove a few rows of a capture; return the witness, None if the engine named no top tokens.
+        """Prove a few rows of a capture; return the witness, None if the engine named no two tokens a row.
 
         Raises: `Disproved` when the captured states are not those that the engine computed, and
         `CaptureFailed` when a rank could not compare them (the weights changed meanwhile).
@@ -75,7 +75,8 @@ class Proofs:
             self._metrics.add("disproved")
             raise Disproved(f"the captured states are not those of the engine: {joined['reason']}")
         self._metrics.add("proven")
-        return witness_of(first, chosen)
+        # Who checks a witness compares differences between tokens: one alone says nothing.
+        return witness_of(first, chosen) if min(map(len, chosen)) > 1 else None
 
 
 def witness_of(first_row: int, top: Sequence[Ranked]) -> dict[str, Any]:

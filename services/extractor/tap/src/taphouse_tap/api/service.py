@@ -102,7 +102,8 @@ class Service:
         self._problem = "starting: the engine's ranks have not answered yet"
         self._task: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
-        self._doubts: set[asyncio.Future[None]] = set()
+        self._opening: asyncio.Task[None] | None = None
+        self._doubted = self._again = False
         self._records: tuple[float, list[dict[str, Any]]] = (0.0, [])
 
     def begin(self) -> None:
@@ -112,15 +113,16 @@ class Service:
 
     async def close(self) -> None:
         """Stop the background work and let go of the start's directory."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        for task in (self._task, self._opening):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         if self.start is not None:
             self.start.close()
 
     async def _run(self) -> None:
-        await self._open_up()
+        self._begin_opening()
         while True:
             await asyncio.sleep(TIDY_S)
             try:
@@ -132,18 +134,29 @@ class Service:
         if self.tap is not None:
             await self._tidy()
             await self._follow_weights(self.tap)
-            await self._canary_again()
+            self._canary_again()
         elif self.start is not None and self._ranks_off() is None:
-            await self._open_up()
+            self._begin_opening()
+
+    def _begin_opening(self) -> None:
+        """Open up beside everything else: a canary may take minutes, captures are looked after meanwhile."""
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.ensure_future(self._open_up())
 
     async def _open_up(self) -> None:
         """Connect and run a canary. Never raises: what went wrong is logged, and stays for `why_off`."""
-        try:
-            tap = await self.connect()
-            result = await tap.canary.run(retries=RETRIES)
-            logger.info("Taphouse: canary %s %s", result.state, result.reason or "")
-        except Exception as error:
-            logger.warning("Taphouse: capture is off: %s", error)
+        while True:
+            self._again = False
+            try:
+                tap = await self.connect()
+                result = await tap.canary.run(retries=RETRIES)
+                logger.info("Taphouse: canary %s %s", result.state, result.reason or "")
+                if result.state in ("passed", "failed") and not self._again:
+                    self._doubted = False
+            except Exception as error:
+                logger.warning("Taphouse: capture is off: %s", error)
+            if not self._again:
+                return
 
     async def _follow_weights(self, tap: Tap) -> None:
         """Once all ranks have other weights: take their fingerprint, and have a canary pass on them."""
@@ -151,13 +164,15 @@ class Service:
         if self._ranks_off() is not None or len(epochs) != 1 or epochs == {tap.weights_epoch}:
             return
         self.tap = await self._with_weights(tap)
-        await self._open_up()
+        self._again = True
+        self._begin_opening()
 
-    async def _canary_again(self) -> None:
+    def _canary_again(self) -> None:
         """A canary that found no room or a busy engine has said nothing yet."""
-        tap = self.tap
-        if tap is not None and tap.canary.result.state == "pending" and self._ranks_off() is None:
-            await self._open_up()
+        if self.tap is None or self._ranks_off() is not None:
+            return
+        if self._doubted or self.tap.canary.result.state == "pending":
+            self._begin_opening()
 
     async def _with_weights(self, tap: Tap) -> Tap:
         record = self.records()[0]
@@ -272,18 +287,28 @@ class Service:
             return self._problem
         if (reason := self._ranks_off()) is not None:
             return reason
-        if any(record["weights_epoch"] != self.tap.weights_epoch for record in self.records()):
-            return "the engine's weights changed; capture goes on once a canary has passed on the new ones"
+        if (reason := self._weights_off(self.tap)) is not None:
+            return reason
+        if self._doubted:
+            return "a capture was disproved; a canary is to say whether captures can be right"
         canary = self.tap.canary.result
         if canary.state == "passed":
             return None
         return f"canary {canary.state}" + (f": {canary.reason}" if canary.reason else "")
 
+    def _weights_off(self, tap: Tap) -> str | None:
+        """Why captures would not be of the weights that the fingerprint names."""
+        epochs = {record["weights_epoch"] for record in self.records()}
+        if len(epochs) > 1:
+            return f"the ranks' weights changed {sorted(epochs)} times: restart the engine if it stays so"
+        if epochs != {tap.weights_epoch}:
+            return "the engine's weights changed; capture goes on once a canary has passed on the new ones"
+        return None
+
     def doubt(self) -> None:
-        """A capture was disproved: have a canary say whether captures can be right at all."""
-        if self.tap is not None and not self._doubts:
-            self._doubts.add(task := asyncio.ensure_future(self._open_up()))
-            task.add_done_callback(self._doubts.discard)
+        """A capture was disproved: nothing is captured until a canary says that captures can be right."""
+        self._doubted = self._again = True
+        self._begin_opening()
 
     def records(self) -> list[dict[str, Any]]:
         """The ranks' records, read at most every quarter of a second."""
