@@ -25,7 +25,7 @@ from tests.engine.capturing import (
 from tests.engine.checkpoints import short_llama
 from tests.engine.launch import Engine, launch
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ROOT = str(Path(__file__).resolve().parents[2])
 COMPILED = ["--max-model-len", "1024", "--no-enforce-eager"]
@@ -100,7 +100,6 @@ def test_a_tapped_engine_does_not_find_an_untapped_graph(
     assert len(graphs(cache)) == 2
 
 
-@pytest.mark.slow
 def test_an_untapped_graph_that_is_found_is_caught(cache: dict[str, str], expected: list[int]) -> None:
     """The canary fails and every request is refused with the reason; ordinary requests are served."""
     stale = {**cache, "TEST_MODE_FAULT": "stale"}
@@ -116,7 +115,6 @@ def test_an_untapped_graph_that_is_found_is_caught(cache: dict[str, str], expect
         assert capture_files(engine) == []
 
 
-@pytest.mark.slow
 def test_a_tapped_engine_finds_its_own_graph(
     cache: dict[str, str], expected: list[int], tapped: Answers
 ) -> None:

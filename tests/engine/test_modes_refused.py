@@ -48,7 +48,13 @@ def assert_refused(engine: Engine, reason: str) -> None:
 @pytest.mark.parametrize(
     ("args", "env", "reason"),
     [
-        pytest.param([*SHORT, "--enable-lora"], {}, "LoRA never ran with a tap", id="lora"),
+        pytest.param(
+            [*SHORT, "--enable-lora"],
+            {},
+            "LoRA never ran with a tap",
+            id="lora",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             EXTENSION,
             UNKNOWN,
