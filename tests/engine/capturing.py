@@ -93,6 +93,13 @@ def complete(engine: Engine, token_ids: Sequence[int], **more: Any) -> dict[str,
     return dict(response.json()["choices"][0])
 
 
+def rpc(engine: Engine, method: str, *args: Any, **kwargs: Any) -> None:
+    """Call a method of every worker; the engine must be in vLLM's development mode."""
+    body = {"method": method, "args": list(args), "kwargs": kwargs}
+    response = httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=120)
+    assert response.status_code == 200, response.text
+
+
 def status(engine: Engine) -> dict[str, Any]:
     return dict(httpx.get(f"{engine.url}/v1/hidden_states/status", timeout=30).json())
 

@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +17,7 @@ from tests.engine.capturing import (
     complete,
     post,
     prompt,
+    rpc,
     status,
     until,
     until_capturing,
@@ -51,12 +51,6 @@ def engine() -> Iterator[Engine]:
     with launch(tiny_llama(), layers=LAYERS, tensor_parallel_size=2, args=EXTENSION, env=env) as running:
         until_capturing(running)
         yield running
-
-
-def rpc(engine: Engine, method: str, *args: Any) -> None:
-    body = {"method": method, "args": list(args)}
-    response = httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60)
-    assert response.status_code == 200, response.text
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +17,7 @@ from tests.engine.capturing import (
     complete,
     post,
     prompt,
+    rpc,
     status,
     until,
     until_capturing,
@@ -50,9 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reload(engine: Engine, checkpoint: Path) -> None:
-    body: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}}
-    answer = httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=120)
-    assert answer.status_code == 200, answer.text
+    rpc(engine, "reload_weights", weights_path=str(checkpoint))
 
 
 def test_captures_follow_reloaded_weights_with_a_fingerprint_of_their_own(
@@ -76,7 +74,8 @@ def test_a_capture_that_straddles_a_change_fails_and_leaves_nothing(engine: Engi
     body = {"prompt": prompt(300, 3), "max_tokens": 1500, "ignore_eos": True}
     client = threading.Thread(target=lambda: answers.append(post(engine, **body)))
     client.start()
-    until(lambda: any(name.endswith(".part") for name in capture_files(engine)))
+    until(lambda: bool(answers) or any(name.endswith(".part") for name in capture_files(engine)))
+    assert not answers, answers[0].text
     reload(engine, trained)
     client.join()
     (answer,) = answers

@@ -180,7 +180,7 @@ class SliceWriter:
         if rows > self.capacity:
             raise ValueError(f"{rows} rows don't fit the {self.capacity} reserved")
         size = rows * self._trailer.row_bytes
-        crc = _checksum(size, lambda offset, length: _block(self._fd, offset, length), pool)
+        crc = _checksum(size, lambda offset, length: _block(self._fd, self.part, offset, length), pool)
         ids = np.ascontiguousarray(token_ids, _TOKEN).tobytes()
         trailer = replace(
             self._trailer, rows=rows, crc32=crc, token_crc32=zlib.crc32(ids), error=error, retry=retry
@@ -307,24 +307,20 @@ def _trailer_of(fd: int, path: str | os.PathLike[str]) -> Trailer:
 _scratch = threading.local()
 
 
-def _block(fd: int, offset: int, length: int) -> memoryview:
+def _block(fd: int, path: Path, offset: int, length: int) -> memoryview:
     """Read a block into this thread's own memory: fresh memory for each would be unmapped under the GIL."""
     if not hasattr(_scratch, "block"):
         _scratch.block = bytearray(BLOCK_BYTES)
-    into, done = memoryview(_scratch.block)[:length], 0
-    while done < length and (got := os.preadv(fd, [into[done:]], offset + done)):
-        done += got
-    return into[:done]
+    into = memoryview(_scratch.block)[:length]
+    _pread_all(fd, into, path, offset)
+    return into
 
 
-def _checksum(size: int, read: Callable[[int, int], Any], pool: Executor | None = None) -> int:
+def _checksum(size: int, read: Callable[[int, int], memoryview], pool: Executor | None = None) -> int:
     """crc32 over the crc32 (u32 LE) of each block of a payload of `size` bytes; `read(offset, length)`."""
 
     def block(offset: int) -> bytes:
-        data = memoryview(read(offset, min(BLOCK_BYTES, size - offset)))
-        if len(data) != min(BLOCK_BYTES, size - offset):
-            raise TruncatedSlice(f"the part ends before {size} bytes")
-        return struct.pack("<I", zlib.crc32(data))
+        return struct.pack("<I", zlib.crc32(read(offset, min(BLOCK_BYTES, size - offset))))
 
     offsets = range(0, size, BLOCK_BYTES)
     run = pool.map if pool is not None and len(offsets) > 1 else map

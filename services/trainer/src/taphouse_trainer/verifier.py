@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from taphouse.samples import to_float32
 from taphouse_trainer.errors import TargetError, WrongFingerprint
 
 _DTYPES = {"BF16": ("bfloat16", np.uint16), "F16": ("float16", np.float16), "F32": ("float32", np.float32)}
@@ -43,9 +44,7 @@ class RawTensor:
 
     def as_float32(self) -> np.ndarray:
         """The values as float32 (exact)."""
-        if self.dtype == "bfloat16":
-            return (self.data.astype(np.uint32) << 16).view(np.float32)
-        return self.data.astype(np.float32)
+        return to_float32(self.data, self.dtype)
 
 
 @dataclass(frozen=True)
