@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,17 @@ def _change_rows(tap: Any, change: Callable[[Any], None]) -> list[Callable[[], N
 
 class _Breaks:
     """What can be broken; each returns how to undo it."""
+
+    @staticmethod
+    def pace(tap: Any) -> list[Callable[[], None]]:
+        """Nothing breaks: every step takes longer, so that what a test does meets a capture in flight."""
+        before = tap.steps.before
+
+        def slowly(scheduler_output: Any) -> None:
+            time.sleep(0.02)
+            before(scheduler_output)
+
+        return [_replace(tap.steps, "before", slowly)]
 
     # Errors of ours, which must trip the breaker.
 

@@ -103,6 +103,7 @@ def test_a_hook_that_raises_turns_capture_off_and_nothing_else(
 
 def test_a_capture_in_flight_is_answered_at_once_when_the_breaker_trips(mended: Engine) -> None:
     """Rank 1 fails in the middle: it seals the error while the request still runs."""
+    rpc(mended, "taphouse_break", "pace")
     answers: list[httpx.Response] = []
     body = {"prompt": PROMPT, "max_tokens": 1600, "ignore_eos": True}
     client = threading.Thread(target=lambda: answers.append(post(mended, **body)))

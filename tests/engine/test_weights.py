@@ -27,10 +27,13 @@ from tests.engine.launch import Engine, launch
 
 pytestmark = pytest.mark.engine
 
+ROOT = str(Path(__file__).resolve().parents[2])
+
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    args, env = ["--max-model-len", "2048"], {"VLLM_SERVER_DEV_MODE": "1"}
+    args = ["--max-model-len", "2048", "--worker-extension-cls", "tests.engine.faults.FaultyExtension"]
+    env = {"PYTHONPATH": ROOT, "VLLM_SERVER_DEV_MODE": "1"}
     with launch(tiny_llama(), layers=LAYERS, tensor_parallel_size=2, args=args, env=env) as running:
         until_capturing(running)
         yield running
@@ -70,6 +73,7 @@ def test_captures_follow_reloaded_weights_with_a_fingerprint_of_their_own(
 
 
 def test_a_capture_that_straddles_a_change_fails_and_leaves_nothing(engine: Engine, trained: Path) -> None:
+    rpc(engine, "taphouse_break", "pace")
     answers: list[httpx.Response] = []
     body = {"prompt": prompt(300, 3), "max_tokens": 1500, "ignore_eos": True}
     client = threading.Thread(target=lambda: answers.append(post(engine, **body)))
@@ -82,5 +86,6 @@ def test_a_capture_that_straddles_a_change_fails_and_leaves_nothing(engine: Engi
     assert answer.status_code == 500 and "weights changed while it ran" in answer.text
     until_capturing(engine)
     until(lambda: capture_files(engine) == [])
+    rpc(engine, "taphouse_mend")
     reload(engine, tiny_llama())
     until_capturing(engine)
