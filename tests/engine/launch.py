@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -85,7 +86,13 @@ def launch(
     log = work / "server.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, cwd=work, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=work,
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
     engine = Engine(f"http://127.0.0.1:{port}", "target", slice_dir, log, process)
     try:
@@ -95,6 +102,11 @@ def launch(
         stop(engine)
         shutil.rmtree(slice_dir.parent, ignore_errors=True)
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this server when the test run is killed: see PR_SET_PDEATHSIG in prctl(2)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def stop(engine: Engine) -> None:
