@@ -17,7 +17,9 @@ from taphouse import slices
 from taphouse_tap.api.auth import KeyRing
 from taphouse_tap.api.collect import Generated
 from taphouse_tap.api.endpoint import Endpoint
-from taphouse_tap.api.metrics import Metrics
+from taphouse_tap.api.latency import LatencyByClass
+from taphouse_tap.api.latency_reports import LatencyReports
+from taphouse_tap.api.metrics import LatencyMetrics, Metrics
 from taphouse_tap.api.refusals import CaptureOff, InvalidField
 from taphouse_tap.api.requests import CaptureRequest, ModelFacts
 from taphouse_tap.api.service import Service
@@ -319,7 +321,9 @@ def make_bench(
     settings.setdefault("proof_interval_s", 0)
     start = slices.open_start(directory / "slices", "abc12")
     server = FakeServer(start, model, tokenizer or FakeTokenizer())
-    service = Service(TapSettings(slice_dir=directory / "slices", **settings), server, Metrics(publish=False))
+    latency = LatencyReports(LatencyByClass(), LatencyMetrics(publish=False))
+    wanted = TapSettings(slice_dir=directory / "slices", **settings)
+    service = Service(wanted, server, Metrics(publish=False), latency)
     endpoint = Endpoint()
     endpoint.service, endpoint.keys = service, KeyRing([own_key], server_keys)
     return Bench(endpoint, service, server, start, model)

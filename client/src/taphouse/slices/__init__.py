@@ -8,6 +8,7 @@
         secret                       0600, signs opt-ins
         admission.lock               held while space is reserved
         d<dp>-t<tp>.json             a rank's record
+        latency-<pid>.json           an API server's latency by class
         <tag>.claim                  space reserved for one capture
         <tag>.t<tp>.part -> .slice   a rank's columns of it, sealed by rename
 

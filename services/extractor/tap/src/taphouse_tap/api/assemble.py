@@ -19,14 +19,18 @@ def assemble(endpoint: Endpoint, state: Any) -> None:
     if endpoint.service is not None:
         return
     try:
-        from taphouse_tap import compat_server
-        from taphouse_tap.api.metrics import Metrics
+        from taphouse_tap import compat_server, compat_timing
+        from taphouse_tap.api.latency import LatencyByClass
+        from taphouse_tap.api.latency_reports import LatencyReports
+        from taphouse_tap.api.metrics import LatencyMetrics, Metrics
         from taphouse_tap.api.service import Service
         from taphouse_tap.settings import load_settings
 
         settings = load_settings()
         endpoint.keys = KeyRing([settings.key() or ""], compat_server.server_keys(state))
-        endpoint.service = Service(settings, compat_server.VllmServer(state), Metrics())
+        server, latency = compat_server.VllmServer(state), LatencyByClass()
+        compat_timing.time_requests(state.engine_client, latency)
+        endpoint.service = Service(settings, server, Metrics(), LatencyReports(latency, LatencyMetrics()))
         endpoint.service.begin()
     except Exception as error:
         logger.exception("Taphouse's endpoint did not start; the server goes on without it")

@@ -18,6 +18,7 @@ from taphouse import slices
 from taphouse_tap.api.admission import Admission, Limits
 from taphouse_tap.api.canary import RETRIES, Canary
 from taphouse_tap.api.collect import Collector, Engine
+from taphouse_tap.api.latency_reports import LatencyReports
 from taphouse_tap.api.metrics import Metrics
 from taphouse_tap.api.proof import Proofs
 from taphouse_tap.api.refusals import CaptureOff
@@ -92,9 +93,12 @@ class Tap:
 class Service:
     """Holds the `Tap`, or the reason why there is none."""
 
-    def __init__(self, settings: TapSettings, server: Server, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: TapSettings, server: Server, metrics: Metrics, latency: LatencyReports
+    ) -> None:
         self.settings = settings
         self.metrics = metrics
+        self.latency = latency
         self.plugins = server.plugins()
         self.tap: Tap | None = None
         self.start: slices.Start | None = None
@@ -110,9 +114,11 @@ class Service:
         """Start in the background. Needs a running event loop; a second call changes nothing."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="taphouse")
+            self.latency.begin()
 
     async def close(self) -> None:
         """Stop the background work and let go of the start's directory."""
+        await self.latency.close()
         for task in (self._task, self._opening):
             if task is not None:
                 task.cancel()
@@ -237,6 +243,7 @@ class Service:
         if self.start is None:
             start_id = await server.start_id()
             self.start = await asyncio.to_thread(slices.open_start, settings.slice_dir, start_id)
+            self.latency.connect(self.start)
         start = self.start
         records = await _await_records(start, server.dp_here)
         if (reason := why_ranks_off(records, time.time(), server.dp_here)) is not None:

@@ -27,6 +27,7 @@ def status(service: Service, keys: KeyRing) -> dict[str, Any]:
         "breaker": _first_breaker(records),
         "counters": {"endpoint": dict(service.metrics.counts), "ranks": _summed(records)},
         "limits": _limits(service),
+        "latency": service.latency.section(),
         "plugins": service.plugins,
         "ranks": records,
     }
