@@ -31,9 +31,24 @@ def states_of(token_ids: list[int], layers: tuple[int, ...], hidden: int) -> NDA
     return tokens + places / 16 + ids * 3 + columns / 64 + 0.5
 
 
+def two_classes() -> dict[str, Any]:
+    """The status's section of an engine with the two-class scheduler, at rest."""
+    return {
+        "scheduler": "on",
+        "reason": None,
+        "steps": {"steps": 0, "extraction_tokens": 0},
+        "running": 0,
+        "held": 0,
+        "quiet": True,
+    }
+
+
 @dataclass
 class FakeTap:
-    """One engine start. `off` is why capture is off (503), `full` answers 429 that many times."""
+    """One engine start. `off` is why capture is off (503), `full` answers 429 that many times.
+
+    `isolation` and `latency` are those sections of the status, None for a tap without; `quotas` what was set.
+    """
 
     slice_dir: Path
     weights: str = "first"
@@ -46,6 +61,9 @@ class FakeTap:
     off: str | None = None
     full: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
+    isolation: dict[str, Any] | None = field(default_factory=two_classes)
+    latency: dict[str, Any] | None = None
+    quotas: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.start = open_start(self.slice_dir, f"fake-{secrets.token_hex(4)}")
@@ -62,10 +80,25 @@ class FakeTap:
             return 200, {}, self.status()
         if (method, path) == ("POST", "/v1/hidden_states"):
             return self.capture(body)
+        if (method, path) == ("PUT", "/v1/hidden_states/quota") and self.isolation is not None:
+            self.quotas.append({**body, "expires_at": time.time() + body["ttl_s"]})
+            return 200, {}, self.quota()
         return refuse(404, "no such route")
 
+    def quota(self) -> dict[str, Any]:
+        """The quota in force."""
+        default = {"busy_ms": 2.0, "stopped": False, "note": "the engine's settings", "expires_at": None}
+        last = self.quotas[-1] if self.quotas else default
+        return {**default, **last} if (last["expires_at"] or 0.0) > time.time() else default
+
     def status(self) -> dict[str, Any]:
+        sections: dict[str, Any] = {}
+        if self.isolation is not None:
+            sections["isolation"] = {**self.isolation, "quota": self.quota()}
+        if self.latency is not None:
+            sections["latency"] = self.latency
         return {
+            **sections,
             "capture": "off" if self.off else "on",
             "reason": self.off,
             "layers": list(self.layers),
@@ -80,9 +113,11 @@ class FakeTap:
     def capture(self, body: dict[str, Any]) -> Answer:
         with self._lock:
             self.requests.append(body)
-            if self.full > 0:
-                self.full -= 1
-                return 429, {"Retry-After": "1"}, error_body("slice directory full")
+            stopped = self.isolation is not None and self.quota()["stopped"]
+            if stopped or self.full > 0:
+                self.full -= not stopped
+                why = "extraction is stopped" if stopped else "slice directory full"
+                return 429, {"Retry-After": "1"}, error_body(why)
         if self.off:
             return refuse(503, f"capture is off: {self.off}")
         text, mask = _render(body)

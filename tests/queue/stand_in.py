@@ -37,6 +37,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
+    do_PUT = do_POST
+
     def _answer(self, body: dict[str, object]) -> None:
         status, headers, answer = self.tap.handle(
             self.command, self.path, self.headers.get("Authorization"), body

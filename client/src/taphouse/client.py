@@ -40,6 +40,9 @@ from taphouse.wire import (
     ErrorBody,
     ErrorDetail,
     ExtractRequest,
+    Governor,
+    GovernorMode,
+    GovernorOrder,
     Health,
     Job,
     JobList,
@@ -158,6 +161,16 @@ class Taphouse:
     def queue(self) -> QueueStatus:
         """Depth, rates, ETA, workers, engines, consumers."""
         return _parse(self._send("GET", "/v1/queue"), QueueStatus)
+
+    def governor(self) -> Governor:
+        """What extraction may use, and why."""
+        return _parse(self._send("GET", "/v1/governor"), Governor)
+
+    def govern(self, mode: GovernorMode, busy_ms: float | None = None) -> Governor:
+        """Let the governor govern, pin its limit at `busy_ms` milliseconds of a step, or stop extraction."""
+        order = GovernorOrder(mode=mode, busy_ms=busy_ms)
+        body = order.model_dump(mode="json", exclude_none=True)
+        return _parse(self._send("POST", "/v1/governor", json=body), Governor)
 
     def shards(self, after: int = 0, limit: int = 100) -> ShardList:
         """Ledger entries after the cursor `after`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 __all__ = [
     "Batches",
@@ -19,6 +19,9 @@ __all__ = [
     "ErrorBody",
     "ErrorDetail",
     "ExtractRequest",
+    "Governor",
+    "GovernorMode",
+    "GovernorOrder",
     "Health",
     "Job",
     "JobList",
@@ -218,12 +221,15 @@ class Worker(_Answer):
 
 
 class Latency(_Answer):
-    """Production's and extraction's requests together, as the engine's own histograms give them.
+    """Latency of an engine's recent requests: production's own, or of all.
 
-    Seconds, over the requests of the last `window_s`; None while there were none.
+    `requests` says which: "production" where the tap times both classes apart, "all" (production's and
+    extraction's together, as the engine's own histograms give them) where it does not. Seconds, over the
+    requests of the last `window_s`; None while there were none.
     """
 
     window_s: float
+    requests: str = "all"
     ttft_p50: float | None = None
     ttft_p95: float | None = None
     itl_p50: float | None = None
@@ -242,6 +248,54 @@ class Engine(_Answer):
     fingerprint_id: str | None = None
     in_flight: int | None = None
     latency: Latency | None = None
+
+
+class GovernorMode(str, Enum):
+    """`auto`: by production's latency; `pinned`: the operator's limit; `stopped`: no extraction."""
+
+    AUTO = "auto"
+    PINNED = "pinned"
+    STOPPED = "stopped"
+
+
+class GovernorOrder(_Request):
+    """`POST /v1/governor`: what the operator wants. `busy_ms` is for `pinned`, which needs it."""
+
+    mode: GovernorMode
+    busy_ms: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=60_000.0,
+        allow_inf_nan=False,
+        description="Milliseconds that extraction may add to a step while production runs or waits.",
+    )
+
+    @model_validator(mode="after")
+    def _limit_where_pinned(self) -> GovernorOrder:
+        if (self.mode is GovernorMode.PINNED) != (self.busy_ms is not None):
+            raise ValueError("busy_ms goes with mode pinned, and with no other")
+        return self
+
+
+class Governor(_Answer):
+    """What extraction may use at present, and why. None where nothing is known.
+
+    Latencies are production's own p95 in seconds over the last seconds, beside what they are without
+    extraction at the same load (or the SLO of the settings); `slowdown` is the worse of the two ratios.
+    """
+
+    mode: GovernorMode
+    busy_ms: float | None = Field(
+        default=None, description="Milliseconds that extraction may add to a step while production is there."
+    )
+    stopped: bool = Field(default=False, description="Nothing of extraction runs.")
+    reason: str
+    slowdown: float | None = None
+    itl_p95_s: float | None = None
+    itl_p95_baseline_s: float | None = None
+    ttft_p95_s: float | None = None
+    ttft_p95_baseline_s: float | None = None
+    updated_at: float | None = None
 
 
 class Consumer(BaseModel):
@@ -271,6 +325,7 @@ class QueueStatus(_Answer):
     paused: str | None = Field(default=None, description="Why no batch is fed at present.")
     workers: list[Worker]
     engines: list[Engine]
+    governor: Governor | None = Field(default=None, description="None without a governor.")
     consumers: list[Consumer]
     ledger_head: int = Field(description="Sequence number of the newest ledger entry, 0 when empty.")
     updated_at: float

@@ -14,6 +14,7 @@ import pytest
 import redis
 import uvicorn
 from tests.queue.fake_tap import FakeTap
+from tests.unit.extractor.governing import FakeRedis
 
 from taphouse.client import Taphouse
 from taphouse.ledger import Ledger
@@ -24,6 +25,8 @@ from taphouse_extractor.direct import DirectExtraction, DirectLimits
 from taphouse_extractor.doctor import Doctor
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.gate import Gate
+from taphouse_extractor.governor.memory import Memory
+from taphouse_extractor.governor.panel import Panel
 from taphouse_extractor.jobs import QueueView
 from taphouse_extractor.leases import Tries, Waits
 from taphouse_extractor.monitor import EngineMonitor
@@ -149,6 +152,7 @@ class Bench:
     leases: FakeLeases
     monitor: EngineMonitor
     overview: Overview
+    memory: Memory
 
     def job(self, rows: list[Any], **options: Any) -> JobRecord:
         """Spool rows (dicts, or lines as they are) into a job."""
@@ -173,6 +177,7 @@ def bench(tmp_path: Path, tap: FakeTap) -> Bench:
     store = LocalStore(tmp_path / "store")
     records, ledger, engine = Records(store), Ledger(store), engine_of(tap)
     progress, queue, leases, monitor = Progress(records), FakeQueue(), FakeLeases(), EngineMonitor(engine)
+    memory = Memory(FakeRedis(), prefix="taphouse:test", ttl_s=5.0)
     overview = Overview(
         progress=progress,
         store=store,
@@ -180,9 +185,23 @@ def bench(tmp_path: Path, tap: FakeTap) -> Bench:
         queue=queue,  # type: ignore[arg-type]
         leases=leases,  # type: ignore[arg-type]
         monitor=monitor,
+        governor=Panel(memory, enabled=True).shown,
     )
     pipeline = Pipeline(records, ledger, engine, 3)
-    return Bench(tap, engine, store, records, ledger, pipeline, progress, queue, leases, monitor, overview)
+    return Bench(
+        tap,
+        engine,
+        store,
+        records,
+        ledger,
+        pipeline,
+        progress,
+        queue,
+        leases,
+        monitor,
+        overview,
+        memory,
+    )
 
 
 @dataclass
@@ -206,8 +225,10 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
         max_rows: int = 50,
         token: str | None = TOKEN,
         body_timeout_s: float = 60.0,
+        governor: bool = True,
     ) -> Service:
-        gate = Gate(bench.store, bench.monitor, min_free_bytes)
+        panel = Panel(bench.memory, enabled=governor)
+        gate = Gate(bench.store, bench.monitor, min_free_bytes, panel.stopped)
         datasets = tmp_path / "datasets"
         datasets.mkdir(exist_ok=True)
         context = Context(
@@ -223,9 +244,11 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
                 store=bench.store,
                 leases=bench.leases,  # type: ignore[arg-type]
                 gate=gate,
+                governor=panel,
                 workers=lambda: bench.overview.live().workers,
                 ledger_head=bench.ledger.head,
             ),
+            governor=panel,
             limits=Limits(100_000, max_rows, 5_000),
             dataset_roots=(datasets,),
         )

@@ -33,6 +33,8 @@ ROUTES = [
     ("GET", "/v1/shards"),
     ("GET", "/v1/shards/x"),
     ("GET", "/v1/doctor"),
+    ("GET", "/v1/governor"),
+    ("POST", "/v1/governor"),
 ]
 
 
@@ -342,6 +344,7 @@ def test_jobs_still_answer_while_redis_is_away(serve: Serve) -> None:
 def test_doctor_names_each_broken_link(serve: Serve) -> None:
     service = serve()
     service.bench.leases.alive = {"w1": {"seen_at": time.time()}}
+    service.bench.memory.lead("somebody")
     put_json(
         service.bench.store, "consumers/trainer.json", {"cursor": 0, "updated_at": time.time(), "loss": 2.5}
     )
@@ -353,11 +356,14 @@ def test_doctor_names_each_broken_link(serve: Serve) -> None:
     assert check.ok and "ended at step 420 (limit reached)" in check.detail and check.advice is None
 
     service.bench.leases.alive = {}
+    service.bench.memory.resign("somebody")
+    service.bench.tap.isolation = {"scheduler": "absent", "reason": "no --scheduler-cls"}
     service.bench.tap.off = "a rank is silent"
     put_json(service.bench.store, "consumers/trainer.json", {"cursor": 0, "updated_at": 0.0})
     service.bench.engine.slice_dir.rename(service.bench.engine.slice_dir.with_name("moved"))
     bad = {check.check: check for check in service.client.doctor() if not check.ok}
-    assert set(bad) == {"engine", "slices", "workers", "consumer trainer"}
+    assert set(bad) == {"engine", "slices", "workers", "consumer trainer", "scheduler", "governor"}
+    assert "two_class_scheduler" in (bad["scheduler"].advice or "")
     assert all(check.advice for check in bad.values())
     assert "a rank is silent" in bad["engine"].detail
 

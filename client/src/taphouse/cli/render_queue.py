@@ -8,22 +8,26 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from taphouse.cli.render import facts_grid, plain, table
+from taphouse.cli.render_governor import governor_facts
 from taphouse.cli.units import age, count, duration, milliseconds, per_second, ratio, size
-from taphouse.wire import Consumer, Engine, QueueStatus, Rate
+from taphouse.wire import Consumer, Engine, Latency, QueueStatus, Rate
 
 __all__ = [
-    "LATENCY_NOTE",
     "capture_text",
     "depth_text",
     "engine_problem",
     "extraction_state",
     "heard",
+    "latency_of",
     "number_text",
     "queue_view",
     "rate_text",
 ]
 
-LATENCY_NOTE = "of all requests of the engine, production's and extraction's"
+
+def latency_of(latency: Latency | None) -> str:
+    """Whose latency it is."""
+    return "production" if latency is not None and latency.requests == "production" else "all requests"
 
 
 def extraction_state(status: QueueStatus) -> tuple[str, str, str | None]:
@@ -94,6 +98,8 @@ def queue_view(status: QueueStatus, now: float | None = None) -> RenderableType:
         *((f"last {duration(rate.window_s)}", rate_text(rate)) for rate in status.rates),
         ("ledger head", count(status.ledger_head)),
     ]
+    if status.governor is not None:
+        facts += governor_facts(status.governor)
     parts: list[RenderableType] = [facts_grid(facts), "", _workers(status, now), "", _engines(status.engines)]
     if status.consumers:
         parts += ["", _consumers(status, now)]
@@ -142,7 +148,8 @@ def _engines(engines: list[Engine]) -> RenderableType:
             *(milliseconds(value) for value in times),
             plain(engine.detail or "–"),
         )
-    return Group(result, Text(f"latencies are {LATENCY_NOTE}", "dim"))
+    whose = " and ".join(sorted({latency_of(e.latency) for e in engines if e.latency})) or "all requests"
+    return Group(result, Text(f"latencies are those of {whose}", "dim"))
 
 
 def _consumers(status: QueueStatus, now: float) -> RenderableType:

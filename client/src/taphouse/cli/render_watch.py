@@ -12,11 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from taphouse.cli.render import STATE_STYLE, facts_grid, plain, table
+from taphouse.cli.render_governor import governor_body, governor_line
 from taphouse.cli.render_queue import (
     capture_text,
     engine_problem,
     extraction_state,
     heard,
+    latency_of,
     number_text,
 )
 from taphouse.cli.units import age, count, duration, milliseconds, per_second, ratio, size, spark
@@ -88,6 +90,8 @@ def watch_view(moment: Moment, width: int = 100, height: int = 50) -> Renderable
         parts += boxes
     else:
         parts += [_side_by_side(boxes[0], boxes[1]), _side_by_side(boxes[2], boxes[3])]
+    if status.governor is not None:
+        parts.append(_panel("governor", governor_body(status.governor), alarm=status.governor.stopped))
     if moment.jobs:
         parts.append(_panel("jobs", _jobs(moment.jobs, width < NARROW)))
     left = (
@@ -95,6 +99,7 @@ def watch_view(moment: Moment, width: int = 100, height: int = 50) -> Renderable
         - 1
         - ROWS_ABOVE
         - (2 if moment.problem else 0)
+        - (4 if status.governor is not None else 0)
         - (min(len(moment.jobs), JOBS_SHOWN + 1) + 2 if moment.jobs else 0)
     )
     parts.append(_shards_panel(moment, rows=max(2, min(SHARDS_SHOWN, left - 3))))
@@ -122,6 +127,8 @@ def watch_line(moment: Moment) -> str:
     parts.append(f"shards {status.ledger_head}{f' (+{moment.new_shards})' if moment.new_shards else ''}")
     parts += [_consumer_line(consumer) for consumer in status.consumers] or ["no trainer"]
     parts += [_engine_line(engine) for engine in status.engines] or ["no engine"]
+    if status.governor is not None:
+        parts.append(governor_line(status.governor))
     return f"{_clock(moment.now)} " + " | ".join(parts)
 
 
@@ -141,7 +148,7 @@ def _engine_line(engine: Engine) -> str:
     if latency is None:
         return "engine on"
     return (
-        f"engine on, all requests: itl p50 {milliseconds(latency.itl_p50)} "
+        f"engine on, {latency_of(latency)}: itl p50 {milliseconds(latency.itl_p50)} "
         f"p95 {milliseconds(latency.itl_p95)} "
         f"ttft p50 {milliseconds(latency.ttft_p50)} p95 {milliseconds(latency.ttft_p95)}"
     )
@@ -229,7 +236,8 @@ def _engine_panel(status: QueueStatus) -> Panel:
         facts: list[tuple[str, RenderableType]] = [("engine", plain(engine.url))] if several else []
         facts.append(("capture", capture_text(engine.capture).append(why, "")))
         parts.append(facts_grid(facts + _latency_facts(engine.latency)))
-    parts.append(Text("latency: all requests of the engine", "dim"))
+    whose = sorted({latency_of(engine.latency) for engine in status.engines})
+    parts.append(Text(f"latency: {' and '.join(whose)}{' of the engine' if len(whose) == 1 else ''}", "dim"))
     title = "engines" if several else f"engine {status.engines[0].url}"
     return _panel(title, Group(*parts), alarm=all(engine.capture != "on" for engine in status.engines))
 

@@ -26,7 +26,7 @@ def watch(
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="One update, then exit.")] = False,
 ) -> None:
-    """Watch queue depth, throughput, ETA, shards, the trainer and the engine's latency, live.
+    """Watch queue depth, throughput, ETA, shards, trainer, governor and production's latency, live.
 
     Redrawn on a terminal, one line an update in a pipe, one JSON document a line with -o json.
     Ctrl-C ends it.

@@ -18,6 +18,8 @@ from taphouse.wire import Check, Consumer, Worker
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.errors import EngineError
 from taphouse_extractor.gate import Gate
+from taphouse_extractor.governor.panel import Panel
+from taphouse_extractor.governor.report import read_report
 from taphouse_extractor.leases import Leases
 from taphouse_extractor.overview import read_consumers
 
@@ -37,11 +39,13 @@ class Doctor:
         store: Store,
         leases: Leases,
         gate: Gate,
+        governor: Panel,
         workers: Callable[[], tuple[Worker, ...]],
         ledger_head: Callable[[], int],
     ) -> None:
         self._engine, self._slice_dir, self._store = engine, slice_dir, store
         self._leases, self._gate, self._workers, self._ledger_head = leases, gate, workers, ledger_head
+        self._governor = governor
 
     def ready(self) -> list[Check]:
         """What the service needs to take work: store and Redis."""
@@ -57,7 +61,8 @@ class Doctor:
             checks.append(Check(check="engine", ok=False, detail=str(error), advice=advice))
         else:
             checks += [_engine(self._engine.url, status), _canary(status), self._check_slices(status)]
-        return [*checks, self._check_workers(), *self._check_consumers()]
+            checks.append(_scheduler(status))
+        return [*checks, self._governor.check(), self._check_workers(), *self._check_consumers()]
 
     def _check_store(self) -> Check:
         path, nonce = f"doctor-{os.getpid()}-{secrets.token_hex(4)}", secrets.token_bytes(16)
@@ -187,3 +192,17 @@ def _canary(status: dict[str, Any]) -> Check:
         else "Captured states must give the engine's own tokens; POST /v1/hidden_states/canary retries"
     )
     return Check(check="canary", ok=ok, detail=detail, advice=advice)
+
+
+def _scheduler(status: dict[str, Any]) -> Check:
+    report = read_report(status)
+    if report.scheduled:
+        return Check(check="scheduler", ok=True, detail="two classes: production before extraction")
+    said = report.isolation.scheduler if report.isolation is not None else "unknown to this tap"
+    why = f": {report.isolation.reason}" if report.isolation is not None and report.isolation.reason else ""
+    return Check(
+        check="scheduler",
+        ok=False,
+        detail=f"two-class scheduler {said}{why}; production is served, less protected from extraction",
+        advice="Launch with --scheduler-cls taphouse_tap.scheduler.two_class_scheduler at the next restart",
+    )

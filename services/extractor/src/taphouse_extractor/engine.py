@@ -143,12 +143,18 @@ class Engine:
         self._require_capture()  # an engine that died while it ran the row is not the row's fault
         return self._take(self._ask(content), body.get("layers"))
 
-    def status(self) -> dict[str, Any]:
-        """`GET /v1/hidden_states/status`; raises `EngineUnavailable`."""
-        answer = self._send("GET", "/v1/hidden_states/status", timeout=5.0)
+    def status(self, *, timeout_s: float = 5.0) -> dict[str, Any]:
+        """`GET /v1/hidden_states/status`; raises `EngineUnavailable`, `EngineTimeout`, `CaptureFailed`."""
+        answer = self._send("GET", "/v1/hidden_states/status", timeout=timeout_s)
         if answer.status_code != 200:
             raise EngineUnavailable(_explain(answer))
         return _json(answer)
+
+    def set_quota(self, quota: dict[str, Any]) -> None:
+        """`PUT /v1/hidden_states/quota`: what extraction may use; raises as `status` does."""
+        answer = self._send("PUT", "/v1/hidden_states/quota", json=quota, timeout=2.0)
+        if answer.status_code != 200:
+            raise EngineUnavailable(_explain(answer))
 
     def _require_capture(self) -> None:
         status = self.status()

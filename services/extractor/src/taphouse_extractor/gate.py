@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from taphouse.store import Store
 from taphouse_extractor.errors import NotAccepting
 from taphouse_extractor.monitor import EngineMonitor
@@ -10,10 +12,20 @@ __all__ = ["Gate"]
 
 
 class Gate:
-    """Looks at the store's free disk (at least `min_free_bytes` must be left) and at the engine."""
+    """Looks at the store's free disk (at least `min_free_bytes` must be left), the engine and the operator.
 
-    def __init__(self, store: Store, monitor: EngineMonitor, min_free_bytes: int) -> None:
+    `stopped` says why the operator stopped extraction, or None; it never raises.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        monitor: EngineMonitor,
+        min_free_bytes: int,
+        stopped: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._store, self._monitor, self._min_free_bytes = store, monitor, min_free_bytes
+        self._stopped = stopped
 
     def disk_problem(self) -> str | None:
         """Why nothing may be written now, or None."""
@@ -24,7 +36,7 @@ class Gate:
 
     def paused(self) -> str | None:
         """Why no batch may be queued now, or None."""
-        return self.disk_problem() or self._monitor.problem()
+        return self.disk_problem() or self._monitor.problem() or self._stopped()
 
     def admit(self) -> None:
         """Raise `NotAccepting` when no new dataset or extraction may be taken."""

@@ -1,6 +1,7 @@
-"""Latency of the engine's recent requests, from the histograms in vLLM's own `/metrics`.
+"""Latency of the engine's recent requests: production's own from the tap's status, else of all from vLLM.
 
-vLLM labels them by model and engine only, so production's requests and extraction's are in them together.
+vLLM labels its histograms in `/metrics` by model and engine only, so production's requests and extraction's
+are in them together; they serve engines whose tap does not time the classes apart.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from taphouse.wire import Latency
+from taphouse_extractor.governor.histograms import Counts, Scale, grown, pooled
+from taphouse_extractor.governor.report import LatencySection
 
-__all__ = ["LatencyWindow", "Scrape", "parse_metrics", "quantile"]
+__all__ = ["LatencyWindow", "ProductionWindow", "Scrape", "parse_metrics", "quantile"]
 
 ITL = "vllm:inter_token_latency_seconds"
 TTFT = "vllm:time_to_first_token_seconds"
@@ -103,3 +106,40 @@ def _total(counts: dict[float, float]) -> float:
 
 def _difference(now: dict[float, float], before: dict[float, float]) -> dict[float, float]:
     return {bound: count - before.get(bound, 0.0) for bound, count in now.items()}
+
+
+class ProductionWindow:
+    """Production's own latency over the last `window_s` seconds, from what the tap counts since its start."""
+
+    def __init__(self, window_s: float = 60.0) -> None:
+        self._window_s = window_s
+        self._looks: deque[tuple[float, str | None, LatencySection]] = deque()
+
+    def add(self, section: LatencySection, start_id: str | None) -> Latency:
+        """Add a look and return the window's quantiles; an engine that was restarted begins anew."""
+        at = time.monotonic()
+        if self._looks and (self._looks[-1][1], self._looks[-1][2].scale) != (start_id, section.scale):
+            self._looks.clear()
+        self._looks.append((at, start_id, section))
+        while len(self._looks) > 2 and self._looks[1][0] <= at - self._window_s:
+            self._looks.popleft()
+        first = self._looks[0][2].production
+        itl = grown(section.production.itl, first.itl)
+        ttft = grown(section.production.ttft, first.ttft)
+        if itl is None or ttft is None:
+            self._looks.clear()
+            return self.add(section, start_id)
+        return _quantiles(section, pooled(itl), pooled(ttft), at - self._looks[0][0])
+
+
+def _quantiles(section: LatencySection, itl: Counts, ttft: Counts, window_s: float) -> Latency:
+    scale: Scale = section.scale
+    return Latency(
+        window_s=window_s,
+        requests="production",
+        ttft_p50=scale.quantile(ttft, 0.5),
+        ttft_p95=scale.quantile(ttft, 0.95),
+        itl_p50=scale.quantile(itl, 0.5),
+        itl_p95=scale.quantile(itl, 0.95),
+        requests_running=float(section.production.running),
+    )

@@ -1,6 +1,6 @@
 """Composition root: builds the objects of a process and runs it.
 
-taphouse-extractor api     the HTTP API, with the feeder and the engine's monitor on threads
+taphouse-extractor api     the HTTP API, with the feeder, the governor and the engine's monitor on threads
 taphouse-extractor worker  one worker: run as many as the engine can feed
 """
 
@@ -31,6 +31,10 @@ from taphouse_extractor.doctor import Doctor
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.feeder import Feeder, FeederLimits
 from taphouse_extractor.gate import Gate
+from taphouse_extractor.governor.loop import Governor
+from taphouse_extractor.governor.memory import Memory
+from taphouse_extractor.governor.panel import Panel
+from taphouse_extractor.governor.verdicts import Bounds
 from taphouse_extractor.jobs import BatchQueue, run_worker
 from taphouse_extractor.leases import Leases, connect, keep_renewing
 from taphouse_extractor.monitor import EngineMonitor
@@ -46,10 +50,11 @@ __all__ = ["build_api", "main", "work"]
 
 PRESENCE_TTL_S = 20.0
 LEASE_AFTER_TIMEOUT_S = 30.0
+GOVERNOR_LEASE_S = 5.0
 
 
 def build_api(settings: Settings) -> FastAPI:
-    """The API process: routes, and beside them the feeder and the monitor, from start-up to shutdown."""
+    """The API process: routes, and beside them feeder, governor and monitor, from start-up to shutdown."""
     store = LocalStore(settings.store)
     records, ledger = Records(store), Ledger(store)
     progress = Progress(records)
@@ -58,9 +63,17 @@ def build_api(settings: Settings) -> FastAPI:
     url = settings.redis_url.get_secret_value()
     queue = BatchQueue(connect(url, text=False), settings.queue_name, timeout_s=settings.batch_timeout_s)
     monitor = EngineMonitor(engine)
-    gate = Gate(store, monitor, settings.min_free_bytes)
+    memory = _memory(settings)
+    panel = Panel(memory, enabled=settings.governor)
+    gate = Gate(store, monitor, settings.min_free_bytes, panel.stopped)
     overview = Overview(
-        progress=progress, store=store, ledger=ledger, queue=queue, leases=leases, monitor=monitor
+        progress=progress,
+        store=store,
+        ledger=ledger,
+        queue=queue,
+        leases=leases,
+        monitor=monitor,
+        governor=panel.shown,
     )
     feeder = Feeder(
         records=records,
@@ -94,11 +107,17 @@ def build_api(settings: Settings) -> FastAPI:
             store=store,
             leases=leases,
             gate=gate,
+            governor=panel,
             workers=lambda: overview.live().workers,
             ledger_head=ledger.head,
         ),
+        governor=panel,
         limits=Limits(settings.max_upload_bytes, settings.max_rows, settings.max_row_bytes),
         dataset_roots=settings.dataset_roots,
+    )
+
+    governor = Governor(
+        engines=[engine], memory=memory, bounds=_bounds(settings), ttl_s=settings.governor_ttl_s
     )
 
     @asynccontextmanager
@@ -108,6 +127,9 @@ def build_api(settings: Settings) -> FastAPI:
             threading.Thread(target=monitor.run, args=(stop, settings.engine_poll_s), name="monitor"),
             threading.Thread(target=feeder.run, args=(stop, settings.feeder_interval_s), name="feeder"),
         ]
+        if settings.governor:
+            every = settings.governor_tick_s
+            threads.append(threading.Thread(target=governor.run, args=(stop, every), name="governor"))
         for thread in threads:
             thread.start()
         try:
@@ -232,6 +254,30 @@ def _engine(settings: Settings) -> Engine:
 def _leases(settings: Settings) -> Leases:
     client = connect(settings.redis_url.get_secret_value())
     return Leases(client, prefix=f"taphouse:{settings.queue_name}", ttl_s=settings.lease_ttl_s)
+
+
+def _memory(settings: Settings) -> Memory:
+    client = connect(settings.redis_url.get_secret_value())
+    ttl_s = max(GOVERNOR_LEASE_S, 4 * settings.governor_tick_s)
+    return Memory(client, prefix=f"taphouse:{settings.queue_name}", ttl_s=ttl_s)
+
+
+def _bounds(settings: Settings) -> Bounds:
+    itl, ttft = settings.governor_itl_slo_ms, settings.governor_ttft_slo_ms
+    return Bounds(
+        tolerance=settings.governor_tolerance,
+        itl_slo_s=None if itl is None else itl / 1000,
+        ttft_slo_s=None if ttft is None else ttft / 1000,
+        start_ms=min(settings.governor_start_ms, settings.governor_max_ms),
+        step_ms=settings.governor_step_ms,
+        floor_ms=settings.governor_floor_ms,
+        max_ms=settings.governor_max_ms,
+        trip_factor=settings.governor_trip_factor,
+        hold_s=settings.governor_hold_s,
+        half_life_s=settings.governor_half_life_s,
+        window_s=settings.governor_window_s,
+        min_samples=settings.governor_min_samples,
+    )
 
 
 if __name__ == "__main__":

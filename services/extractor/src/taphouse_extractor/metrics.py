@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from taphouse.wire import Job, QueueStatus
@@ -62,21 +62,43 @@ class _Snapshot(Collector):
             "taphouse_store_free_bytes", "Free space of the store", value=self._free_bytes
         )
         yield from self._engines()
+        yield from self._governor()
 
     def _engines(self) -> Iterator[Metric]:
         capture = {engine.url: engine.capture == "on" for engine in self._queue.engines}
         yield _labelled("taphouse_engine_capture", "1 while the engine captures", "engine", capture)
         family = GaugeMetricFamily(
             "taphouse_engine_latency_seconds",
-            "Recent latency of all the engine's requests, production and extraction together",
-            labels=["engine", "kind", "quantile"],
+            "Recent latency of production's requests, or of all where the engine can't tell them apart",
+            labels=["engine", "kind", "quantile", "requests"],
         )
         for engine in self._queue.engines:
             for kind, quantile, field in LATENCY:
                 value = getattr(engine.latency, field) if engine.latency else None
-                if value is not None:
-                    family.add_metric([engine.url, kind, str(quantile)], value)
+                if engine.latency is not None and value is not None:
+                    family.add_metric([engine.url, kind, str(quantile), engine.latency.requests], value)
         yield family
+
+    def _governor(self) -> Iterator[Metric]:
+        governor = self._queue.governor
+        if governor is None:
+            return
+        yield InfoMetricFamily("taphouse_governor", "What governs", value={"mode": governor.mode.value})
+        if governor.busy_ms is not None:
+            yield GaugeMetricFamily(
+                "taphouse_governor_limit_seconds",
+                "What extraction may add to a step while production is there",
+                value=governor.busy_ms / 1000,
+            )
+        if governor.slowdown is not None:
+            yield GaugeMetricFamily(
+                "taphouse_governor_slowdown_ratio",
+                "Production's p95 while extraction runs, over what it is held to",
+                value=governor.slowdown,
+            )
+        yield GaugeMetricFamily(
+            "taphouse_governor_stopped", "1 while extraction is stopped", value=governor.stopped
+        )
 
 
 def _labelled(

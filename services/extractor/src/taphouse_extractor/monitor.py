@@ -12,7 +12,8 @@ from taphouse.wire import Engine as EngineView
 from taphouse.wire import Latency
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.errors import EngineError
-from taphouse_extractor.latency import LatencyWindow
+from taphouse_extractor.governor.report import read_report
+from taphouse_extractor.latency import LatencyWindow, ProductionWindow
 from taphouse_extractor.rows import describe
 
 __all__ = ["EngineMonitor"]
@@ -23,7 +24,7 @@ class EngineMonitor:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._window = LatencyWindow()
+        self._window, self._production = LatencyWindow(), ProductionWindow()
         self.view: EngineView | None = None
         self.looked_at = 0.0
 
@@ -34,13 +35,13 @@ class EngineMonitor:
             stop.wait(every_s)
 
     def look(self) -> EngineView:
-        """Ask the engine for its status and metrics now. Never raises."""
+        """Ask the engine for its status now, and for vLLM's metrics if need be. Never raises."""
         try:
             status = self._engine.status()
         except EngineError as error:
             view = EngineView(url=self._engine.url, capture="unreachable", detail=str(error))
         else:
-            view = _view(self._engine.url, status, self._latency())
+            view = _view(self._engine.url, status, self._latency(status))
         self.view, self.looked_at = view, time.time()
         return view
 
@@ -51,7 +52,10 @@ class EngineMonitor:
             return None
         return f"engine {view.url} ({view.capture}): {view.detail}"
 
-    def _latency(self) -> Latency | None:
+    def _latency(self, status: dict[str, Any]) -> Latency | None:
+        report = read_report(status)
+        if report.latency is not None:
+            return self._production.add(report.latency, report.start_id)
         try:
             return self._window.add(self._engine.metrics())
         except (EngineError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from taphouse.errors import StoreError
 from taphouse.ledger import Ledger
 from taphouse.store import Store, read_json
-from taphouse.wire import Batches, Consumer, Job, JobState, QueueStatus, Worker
+from taphouse.wire import Batches, Consumer, Governor, Job, JobState, QueueStatus, Worker
 from taphouse_extractor.jobs import BatchQueue
 from taphouse_extractor.leases import Leases
 from taphouse_extractor.monitor import EngineMonitor
@@ -39,7 +40,7 @@ class Live:
 
 
 class Overview:
-    """Answers for jobs and queue. `paused` says why nothing is fed now."""
+    """Answers for jobs and queue. `governor` shows the governor, or None; it never raises."""
 
     def __init__(
         self,
@@ -50,7 +51,9 @@ class Overview:
         queue: BatchQueue,
         leases: Leases,
         monitor: EngineMonitor,
+        governor: Callable[[], Governor | None] = lambda: None,
     ) -> None:
+        self._governor = governor
         self._progress, self._store, self._ledger = progress, store, ledger
         self._queue, self._leases, self._monitor = queue, leases, monitor
 
@@ -90,7 +93,7 @@ class Overview:
         return describe(job, self.live()).model_copy(update={"failures": list(job.failures)})
 
     def queue(self, paused: str | None) -> QueueStatus:
-        """The whole of it."""
+        """The whole of it. `paused` says why nothing is fed now."""
         live, jobs, now = self.live(), self._progress.refresh(), time.time()
         described = [describe(job, live) for job in jobs]
         recent = list(chain.from_iterable(job.recent for job in jobs))
@@ -107,6 +110,7 @@ class Overview:
             paused=live.problem or paused,
             workers=list(live.workers),
             engines=[view] if view else [],
+            governor=self._governor(),
             consumers=read_consumers(self._store, head),
             ledger_head=head,
             updated_at=now,

@@ -90,6 +90,56 @@ class Settings(BaseSettings):
         default=GIB, ge=0, description="Extraction pauses when the store has less free."
     )
 
+    governor: bool = Field(
+        default=True, description="Govern what extraction may use by production's latency."
+    )
+    governor_tick_s: float = Field(default=0.5, gt=0, le=2.0, description="How often it looks and decides.")
+    governor_tolerance: float = Field(
+        default=0.05,
+        gt=0,
+        description="How much slower production's p95 may be than without extraction (0.05: 5%).",
+    )
+    governor_itl_slo_ms: float | None = Field(
+        default=None,
+        gt=0,
+        description="Production's p95 inter-token latency is held to this instead of its baseline.",
+    )
+    governor_ttft_slo_ms: float | None = Field(
+        default=None,
+        gt=0,
+        description="Production's p95 time to first token is held to this instead of its baseline.",
+    )
+    governor_start_ms: float = Field(
+        default=1.0,
+        gt=0,
+        description="Cautious first limit: ms that extraction may add to a step while production is there.",
+    )
+    governor_step_ms: float = Field(default=0.1, gt=0, description="What a tick may raise the limit by.")
+    governor_floor_ms: float = Field(default=0.25, gt=0, description="A limit below this is 0.")
+    governor_max_ms: float = Field(default=50.0, gt=0, description="The highest limit.")
+    governor_trip_factor: float = Field(
+        default=2.0, gt=1, description="Extraction stops at once when production's p95 is so many times over."
+    )
+    governor_hold_s: float = Field(
+        default=30.0, gt=0, description="How long it is stopped then, and when production's requests failed."
+    )
+    governor_half_life_s: float = Field(
+        default=600.0, gt=0, description="Half-life of the latency learned without extraction."
+    )
+    governor_window_s: float = Field(
+        default=3.0,
+        gt=0,
+        description="Tokens of the last so many seconds are judged; first tokens of 5 times that.",
+    )
+    governor_min_samples: int = Field(
+        default=40, ge=1, description="Tokens to judge by, at least; first tokens: a fourth of that."
+    )
+    governor_ttl_s: float = Field(
+        default=10.0,
+        ge=2,
+        description="A quota that isn't renewed for so long ends: the engine's defaults hold.",
+    )
+
     @model_validator(mode="after")
     def _no_open_door(self) -> Settings:
         self.engine_bearer()  # a key that can't be sent is said at the start

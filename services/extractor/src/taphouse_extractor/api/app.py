@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from fastapi import Depends, FastAPI
 
 from taphouse_extractor import __version__
-from taphouse_extractor.api import extract, jobs, ops, shards
+from taphouse_extractor.api import extract, governor, jobs, ops, shards
 from taphouse_extractor.api.context import Context
 from taphouse_extractor.api.docs_page import add_docs_page
 from taphouse_extractor.api.failures import RESPONSES, add_failures
@@ -41,7 +41,7 @@ def create_app(
     add_failures(app)
     add_docs_page(app)
     guard = [Depends(TokenGuard(token))]
-    for router in (jobs.router, extract.router, shards.router, ops.guarded):
+    for router in (jobs.router, extract.router, shards.router, ops.guarded, governor.router):
         app.include_router(router, dependencies=guard, responses=RESPONSES)
     app.include_router(ops.open_router)
     app.include_router(ops.metrics_router, dependencies=[] if open_metrics else guard)

@@ -13,6 +13,7 @@ from taphouse.store import Store
 from taphouse_extractor.direct import DirectExtraction
 from taphouse_extractor.doctor import Doctor
 from taphouse_extractor.gate import Gate
+from taphouse_extractor.governor.panel import Panel
 from taphouse_extractor.overview import Overview
 from taphouse_extractor.records import Records
 from taphouse_extractor.spool import Limits
@@ -31,6 +32,7 @@ class Context:
     gate: Gate
     direct: DirectExtraction
     doctor: Doctor
+    governor: Panel
     limits: Limits
     dataset_roots: tuple[Path, ...]
 

@@ -1,0 +1,71 @@
+"""The governor as the API, the gate and the doctor of any process see it: through Redis."""
+
+from __future__ import annotations
+
+import redis
+
+from taphouse.wire import Check, GovernorMode, GovernorOrder
+from taphouse.wire import Governor as View
+from taphouse_extractor.errors import Conflict, NotAccepting
+from taphouse_extractor.governor.memory import Memory
+
+__all__ = ["Panel"]
+
+OFF = "the governor is switched off: TAPHOUSE_EXTRACTOR_GOVERNOR=true switches it on"
+NONE = "no governor leads: the engine's own defaults are in force"
+
+
+class Panel:
+    """Shows the governor and takes the operator's orders. `enabled` is the setting."""
+
+    def __init__(self, memory: Memory, *, enabled: bool) -> None:
+        self._memory, self._enabled = memory, enabled
+
+    def view(self) -> View:
+        """As it stands. Raises `NotAccepting` while Redis can't be used."""
+        if not self._enabled:
+            return View(mode=GovernorMode.AUTO, reason=OFF)
+        try:
+            return self._memory.view() or View(mode=self._memory.order().mode, reason=NONE)
+        except redis.RedisError as error:
+            raise NotAccepting(f"Redis can't be used: {error}") from error
+
+    def shown(self) -> View | None:
+        """As it stands; None when it is switched off, has never led, or Redis can't be used. Never raises."""
+        try:
+            return self._memory.view() if self._enabled else None
+        except redis.RedisError:
+            return None
+
+    def give(self, order: GovernorOrder) -> View:
+        """Follow an order from now on. Raises `Conflict` when it is switched off, and `NotAccepting`."""
+        if not self._enabled:
+            raise Conflict(OFF, param="mode")
+        try:
+            self._memory.give(order)
+        except redis.RedisError as error:
+            raise NotAccepting(f"Redis can't be used: {error}") from error
+        return self.view()
+
+    def stopped(self) -> str | None:
+        """Why no batch may be queued: the operator stopped extraction. Never raises."""
+        try:
+            if self._enabled and self._memory.order().mode is GovernorMode.STOPPED:
+                return "stopped by the operator: `taphouse governor auto` lets extraction run again"
+        except redis.RedisError:
+            return None
+        return None
+
+    def check(self) -> Check:
+        """For `doctor`: whether a governor leads. Never raises."""
+        if not self._enabled:
+            return Check(check="governor", ok=True, detail="switched off: the engine's own quota is in force")
+        advice = "One runs in each API process: see the API's log, and whether Redis answers"
+        try:
+            leader, view = self._memory.leader(), self._memory.view()
+        except redis.RedisError as error:
+            return Check(check="governor", ok=False, detail=f"Redis can't be used: {error}", advice=advice)
+        if leader is None:
+            return Check(check="governor", ok=False, detail="none leads", advice=advice)
+        said = f", {view.mode.value}: {view.reason}" if view is not None else ""
+        return Check(check="governor", ok=True, detail=f"{leader} leads{said}")
