@@ -54,12 +54,15 @@ def launch(
     tap: bool = True,
     plugin: bool = True,
     serve: bool = False,
+    two_classes: bool = True,
 ) -> Iterator[Engine]:
     """Serve ``model`` eagerly in float32 until the block ends.
 
     ``plugin`` False leaves the endpoint plugin out, for servers that name the middleware in ``args``.
-    ``serve`` starts through ``vllm serve``, which several API servers need.
+    ``serve`` starts through ``vllm serve``, which several API servers need. ``two_classes`` False leaves vLLM
+    its own scheduler.
     """
+    flags = launch_args(layers, tensor_parallel_size=tensor_parallel_size, two_classes=two_classes)
     work = Path(tempfile.mkdtemp(prefix="taphouse-engine-"))
     slice_dir = Path(tempfile.mkdtemp(prefix="taphouse-", dir="/dev/shm")) / "slices"
     port = _free_port()
@@ -69,7 +72,7 @@ def launch(
         *("--served-model-name", "target", "--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--enforce-eager", "--max-num-batched-tokens", "128"),
         *("--tensor-parallel-size", str(tensor_parallel_size)),
-        *(launch_args(layers, tensor_parallel_size=tensor_parallel_size) if tap else ()),
+        *(flags if tap else ()),
         *args,
     ]
     environment = {

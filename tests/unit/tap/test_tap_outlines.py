@@ -95,7 +95,9 @@ def test_launch_flags(capsys: pytest.CaptureFixture[str]) -> None:
     tap = json.loads(values["--additional-config"])["taphouse"]
     assert tap == {"version": __version__, "layers": [3, 58]}
     assert "fuse_allreduce_rms" in values["--compilation-config"]
-    assert len(launch_args(None)) == 4
+    assert values["--scheduler-cls"] == "taphouse_tap.scheduler.two_class_scheduler"
+    assert len(launch_args(None)) == 6
+    assert len(launch_args(None, two_classes=False)) == 4
 
 
 def answer(best: list[float], chosen: list[float | None], **more: Any) -> dict[str, Any]:

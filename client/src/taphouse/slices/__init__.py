@@ -62,6 +62,7 @@ from .start import (
     release,
     start_id_of,
     sweep_dead_starts,
+    write_atomically,
 )
 from .stream import Stream, encode_stream, parse_stream, stream_parts
 
@@ -112,4 +113,5 @@ __all__ = [
     "stream_parts",
     "sweep_dead_starts",
     "verify_opt_in",
+    "write_atomically",
 ]

@@ -10,8 +10,13 @@ from collections.abc import Sequence
 from . import __version__
 
 
-def launch_args(layers: Sequence[int] | None, *, tensor_parallel_size: int = 1) -> list[str]:
-    """Return vLLM's flags: the worker extension, and the layers and version inside its compile-cache key."""
+def launch_args(
+    layers: Sequence[int] | None, *, tensor_parallel_size: int = 1, two_classes: bool = True
+) -> list[str]:
+    """Return vLLM's flags: the worker extension, and the layers and version inside its compile-cache key.
+
+    `two_classes` adds the scheduler that keeps extraction behind production.
+    """
     config: dict[str, object] = {"version": __version__}
     if layers:
         config["layers"] = sorted(set(layers))
@@ -21,6 +26,8 @@ def launch_args(layers: Sequence[int] | None, *, tensor_parallel_size: int = 1) 
         "--additional-config",
         json.dumps({"taphouse": config}, separators=(",", ":")),
     ]
+    if two_classes:
+        flags += ["--scheduler-cls", "taphouse_tap.scheduler.two_class_scheduler"]
     if tensor_parallel_size > 1:
         passes = {"pass_config": {"fuse_allreduce_rms": False}}
         flags += ["--compilation-config", json.dumps(passes, separators=(",", ":"))]
@@ -40,8 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         "The number of layers itself is always added. Default: 2, n/2, n-3",
     )
     launch.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
+    launch.add_argument(
+        "--own-scheduler",
+        action="store_true",
+        help="leave vLLM its own scheduler: extraction is then not kept behind production",
+    )
     args = parser.parse_args(argv)
-    print(shlex.join(launch_args(args.layers, tensor_parallel_size=args.tensor_parallel_size)))
+    flags = launch_args(
+        args.layers, tensor_parallel_size=args.tensor_parallel_size, two_classes=not args.own_scheduler
+    )
+    print(shlex.join(flags))
     return 0
 
 

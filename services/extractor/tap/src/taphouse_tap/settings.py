@@ -12,6 +12,8 @@ from pathlib import Path
 from pydantic import Field, NonNegativeInt, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from taphouse_tap.quota import Quota
+
 _PREFIX = "TAPHOUSE_TAP_"
 _GIB = 1 << 30
 
@@ -47,9 +49,31 @@ class TapSettings(BaseSettings):
     proof_interval_s: float = Field(
         default=60.0, ge=0, description="Seconds between captures proven to be the engine's; 0 proves none."
     )
+    busy_ms: float = Field(
+        default=2.0,
+        ge=0,
+        description="Milliseconds extraction may add to a step beside production.",
+    )
+    quiet_ms: float = Field(
+        default=100.0, ge=0, description="Milliseconds a step may take while there is no production."
+    )
+    slots: PositiveInt = Field(default=16, description="Extraction requests that run at once.")
+    kv_share: float = Field(
+        default=0.25, gt=0, le=1, description="Share of the KV cache that extraction may reserve."
+    )
     allow_unknown_version: bool = Field(
         default=False, description="Capture on engine versions that never ran here."
     )
+
+    def quota(self) -> Quota:
+        """What extraction may use while nobody sets a quota."""
+        return Quota(
+            busy_ms=self.busy_ms,
+            quiet_ms=self.quiet_ms,
+            slots=self.slots,
+            kv_share=self.kv_share,
+            note="the engine's settings",
+        )
 
     def key(self) -> str | None:
         """Return the endpoint's own key, from `api_key` or `api_key_file`; None if neither is set."""

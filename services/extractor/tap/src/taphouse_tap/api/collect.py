@@ -107,12 +107,15 @@ class Collector:
         *,
         seal_timeout_s: float,
         why_off: Callable[[], str | None],
+        check_running: Callable[[], None] = lambda: None,
     ) -> None:
+        """`check_running` raises the refusal that ends a running capture."""
         self._engine = engine
         self._start = start
         self._model = model
         self._seal_timeout_s = seal_timeout_s
         self._why_off = why_off
+        self._check_running = check_running
         self.in_flight: set[str] = set()
         self._left: dict[str, float] = {}
 
@@ -164,13 +167,14 @@ class Collector:
             self.in_flight.discard(claim.tag)
 
     async def _unless_failed(self, tag: str, generating: Coroutine[Any, Any, Generated]) -> Generated:
-        """Await the engine's answer, but end the request as soon as a rank sealed an error for it."""
+        """Await the engine's answer, but end it once a rank sealed an error or extraction is stopped."""
         task = asyncio.ensure_future(generating)
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=WATCH_S)
                 if not task.done():
                     self._raise_sealed_error(tag)
+                    self._check_running()
             return task.result()
         finally:
             if not task.done():

@@ -6,6 +6,7 @@ method   path (with and without /v1)     answer
 POST     /v1/hidden_states               slices as JSON, or a stream
 GET      /v1/hidden_states/status        what this engine captures, and how it goes
 POST     /v1/hidden_states/canary        the result of a canary run now
+PUT      /v1/hidden_states/quota         the quota of extraction that is in force now
 =======  ==============================  ==========================================
 """
 
@@ -51,6 +52,7 @@ class Endpoint:
             self._routes["POST", prefix] = self._hidden_states
             self._routes["GET", f"{prefix}/status"] = self._status
             self._routes["POST", f"{prefix}/canary"] = self._canary
+            self._routes["PUT", f"{prefix}/quota"] = self._quota
 
     def takes(self, method: str, path: str) -> bool:
         """Whether a request is for the tap."""
@@ -101,6 +103,7 @@ class Endpoint:
     async def _capture(self, request: Request) -> Response:
         service = self._require()
         tap = service.open()
+        tap.isolation.check()
         wanted = parse_request(await read_body(request, service.settings.max_body_bytes))
         wanted.check(tap.model, service.settings.max_prompts)
         prompts = await render(wanted, tap.tokenizer, tap.model)
@@ -167,6 +170,14 @@ class Endpoint:
         if not passed:
             body.update(CaptureOff(f"canary {result.state}: {result.reason}").body())
         return JSONResponse(body, 200 if passed else 503)
+
+    async def _quota(self, request: Request) -> Response:
+        """Set what extraction may use now."""
+        service = self._require()
+        tap = await service.connect()
+        body = await read_body(request, service.settings.max_body_bytes)
+        quota = await asyncio.to_thread(tap.isolation.set, body)
+        return JSONResponse({"object": "hidden_states.quota", **quota.as_dict()})
 
     def _require(self) -> Service:
         if self.service is None:

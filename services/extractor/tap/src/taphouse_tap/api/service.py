@@ -18,6 +18,7 @@ from taphouse import slices
 from taphouse_tap.api.admission import Admission, Limits
 from taphouse_tap.api.canary import RETRIES, Canary
 from taphouse_tap.api.collect import Collector, Engine
+from taphouse_tap.api.isolation import Isolation
 from taphouse_tap.api.latency_reports import LatencyReports
 from taphouse_tap.api.metrics import Metrics
 from taphouse_tap.api.proof import Proofs
@@ -84,6 +85,7 @@ class Tap:
     tokenizer: Tokenizer
     admission: Admission
     collector: Collector
+    isolation: Isolation
     canary: Canary
     proofs: Proofs
     fingerprint: dict[str, Any]
@@ -256,12 +258,14 @@ class Service:
             settings.max_bytes_per_s,
         )
         admission = Admission(start, model, limits)
+        isolation = Isolation(start.directory, settings.quota(), server.dp_here)
         collector = Collector(
             server.engine,
             start,
             model,
             seal_timeout_s=SEAL_TIMEOUT_S,
             why_off=self._ranks_off,
+            check_running=isolation.check,
         )
         epoch = int(records[0]["weights_epoch"])
         canary = self._canary(start, admission, collector, model, epoch)
@@ -272,6 +276,7 @@ class Service:
             tokenizer=server.tokenizer,
             admission=admission,
             collector=collector,
+            isolation=isolation,
             canary=canary,
             proofs=Proofs(server.check, settings.proof_interval_s, self.metrics),
             fingerprint=fingerprint,

@@ -48,6 +48,7 @@ def _of_tap(tap: Tap) -> dict[str, Any]:
         "fingerprint": tap.fingerprint,
         "fingerprint_id": slices.fingerprint_id(tap.fingerprint),
         "canary": tap.canary.result.as_dict(),
+        "isolation": tap.isolation.status(),
         "in_flight": {
             "here": len(tap.collector.in_flight),
             "claims": len(claims),
