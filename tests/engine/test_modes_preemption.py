@@ -30,7 +30,7 @@ BLOCK, BLOCKS = 32, 32
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """Prompts are taken in before the whole of them fits, as vLLM's own scheduler does with little to spare."""
+    """Prompts are taken in before the whole of them fits, as vLLM does with little to spare."""
     args = ["--block-size", str(BLOCK), "--num-gpu-blocks-override", str(BLOCKS)]
     args += ["--max-model-len", "800", "--max-num-seqs", "32", "--no-scheduler-reserve-full-isl"]
     with launch(tiny_llama(), layers=LAYERS, args=args, two_classes=False) as running:

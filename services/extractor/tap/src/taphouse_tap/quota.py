@@ -73,7 +73,11 @@ def read_quota(start_dir: Path, default: Quota, now: float) -> Quota:
         return default
     with os.fdopen(fd, encoding="utf-8") as file:
         fields = json.load(file)
+    if not isinstance(fields, dict):
+        raise ValueError(f"{FILE} holds no JSON object")
     expires_at = fields.pop("expires_at", None)
+    if expires_at is not None and not _number(0, math.inf)(expires_at):
+        raise ValueError(f"expires_at: {expires_at!r:.80} is no time")
     if expires_at is not None and expires_at <= now:
         return default
     return changed(default, fields, expires_at)

@@ -66,12 +66,11 @@ class Board:
         said_at = 0.0
         while True:
             time.sleep(READ_S)
-            self.read()
-            now = time.monotonic()
-            if now - said_at < _CHANGED_S or (now - said_at < _HEARTBEAT_S and said == self._record()):
-                continue
             try:
-                said, said_at = self.publish(), now
-            except OSError as error:
+                self.read()
+                now = time.monotonic()
+                if now - said_at >= _HEARTBEAT_S or (now - said_at >= _CHANGED_S and said != self._record()):
+                    said_at = now
+                    said = self.publish()
+            except Exception as error:  # a full tmpfs, or counts that changed while they were read: next time
                 logger.warning("Taphouse: the scheduler's record can't be written: %s", error)
-                said_at = now
