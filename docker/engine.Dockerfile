@@ -24,4 +24,5 @@ HEALTHCHECK --interval=15s --timeout=5s --start-period=45m \
 # into --additional-config (`python -m taphouse_tap launch-args`), where they are part of the compile-cache key.
 ENTRYPOINT ["python3", "-m", "vllm.entrypoints.openai.api_server", \
     "--worker-extension-cls", "taphouse_tap.worker.HiddenStatesExtension", \
+    "--scheduler-cls", "taphouse_tap.scheduler.two_class_scheduler", \
     "--middleware", "taphouse_tap.middleware.HiddenStatesMiddleware"]

@@ -27,7 +27,7 @@ def test_the_launch_line_has_the_taps_flags(page: str) -> None:
     assert ("--middleware", "taphouse_tap.middleware.HiddenStatesMiddleware") in given
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/hidden-states.md"])
+@pytest.mark.parametrize("page", [*PAGES, "docs/hidden-states.md", "docs/isolation.md"])
 def test_the_settings_named_exist(page: str) -> None:
     named = set(re.findall(r"TAPHOUSE_TAP_([A-Z_]+)", (ROOT / page).read_text()))
     assert named and named <= {name.upper() for name in TapSettings.model_fields}
