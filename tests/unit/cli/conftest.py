@@ -25,6 +25,8 @@ from taphouse.wire import (
     Check,
     Consumer,
     Engine,
+    Governor,
+    GovernorOrder,
     Health,
     Job,
     JobList,
@@ -122,6 +124,21 @@ def make_status(**changed: Any) -> QueueStatus:
     return QueueStatus.model_validate(given | changed)
 
 
+def make_governor(**changed: Any) -> Governor:
+    given: dict[str, Any] = {
+        "mode": "auto",
+        "busy_ms": 2.5,
+        "reason": "production's ITL p95 is 1.03 of its baseline: raised",
+        "slowdown": 1.03,
+        "itl_p95_s": 0.0242,
+        "itl_p95_baseline_s": 0.0235,
+        "ttft_p95_s": 0.118,
+        "ttft_p95_baseline_s": 0.117,
+        "updated_at": NOW,
+    }
+    return Governor.model_validate(given | changed)
+
+
 def make_entry(seq: int, body: bytes = b"x" * 700) -> ShardInfo:
     return ShardInfo(
         seq=seq, shard=f"job-a-{seq:06d}.safetensors", path=f"shards/job-a-{seq:06d}.safetensors",
@@ -142,6 +159,7 @@ class FakeApi(httpx.BaseTransport):
     files: dict[str, bytes] = field(default_factory=dict)
     entries: list[ShardInfo] = field(default_factory=lambda: [make_entry(seq) for seq in range(1, 31)])
     checks: list[Check] = field(default_factory=lambda: [Check(check="redis", ok=True, detail="answers")])
+    governor: Governor = field(default_factory=make_governor)
     version: str = "0.1.0"
     down: bool = False
     corrupt: bool = False
@@ -167,6 +185,8 @@ class FakeApi(httpx.BaseTransport):
     def _authorized(self, request: httpx.Request, path: str) -> httpx.Response:
         routes: dict[tuple[str, str], Callable[[httpx.Request], httpx.Response]] = {
             ("GET", "/v1/queue"): lambda _: _json(self.status),
+            ("GET", "/v1/governor"): lambda _: _json(self.governor),
+            ("POST", "/v1/governor"): self._order,
             ("GET", "/v1/doctor"): lambda _: httpx.Response(200, json=[c.model_dump() for c in self.checks]),
             ("POST", "/v1/extract"): lambda _: _file(make_shard(), self.corrupt),
             ("POST", "/v1/jobs"): self._new_job,
@@ -187,6 +207,12 @@ class FakeApi(httpx.BaseTransport):
         shards = [entry for entry in self.entries if entry.seq > after][:limit]
         head = self.entries[-1].seq if self.entries else 0
         return _json(ShardList(shards=shards, next_after=shards[-1].seq if shards else after, head=head))
+
+    def _order(self, request: httpx.Request) -> httpx.Response:
+        order = GovernorOrder.model_validate_json(self.bodies[-1])
+        limit = 2.5 if order.busy_ms is None else order.busy_ms
+        self.governor = make_governor(mode=order.mode, busy_ms=limit, stopped=order.mode.value == "stopped")
+        return _json(self.governor)
 
     def _new_job(self, request: httpx.Request) -> httpx.Response:
         body, query = self.bodies[-1], request.url.params
@@ -279,6 +305,7 @@ def make() -> Callable[..., Any]:
         "job": make_job,
         "status": make_status,
         "entry": make_entry,
+        "governor": make_governor,
         "shard": make_shard,
     }
     return lambda what, *args, **given: makers[what](*args, **given)

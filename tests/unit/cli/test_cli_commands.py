@@ -11,7 +11,17 @@ import pytest
 from taphouse.cli import dataset, waiting
 from taphouse.cli.jobs import STATES
 from taphouse.shards import open_shard
-from taphouse.wire import Check, ExtractRequest, Job, JobList, JobRequest, JobState, QueueStatus, ShardList
+from taphouse.wire import (
+    Check,
+    ExtractRequest,
+    Governor,
+    Job,
+    JobList,
+    JobRequest,
+    JobState,
+    QueueStatus,
+    ShardList,
+)
 
 
 def write_rows(path: Path, *rows: object) -> Path:
@@ -325,6 +335,37 @@ def test_queue_is_one_look(cli, api):
     text = cli("queue").stdout
     for word in ("running", "worker-1", "http://engine:8000", "48.3 ms", "all requests", "45.7%", "3.217"):
         assert word in text
+
+
+# --- governor
+
+
+def test_the_governor_is_shown_and_told_what_to_do(cli, api):
+    assert Governor.model_validate(cli.json("governor")) == api.governor
+    text = cli("governor").stdout
+    for word in ("auto", "2.5 ms a step beside production", "24.2 ms / 23.5 ms", "1.03×", "raised"):
+        assert word in text, word
+    assert cli.json("governor", "pin", "7.5")["busy_ms"] == 7.5
+    assert json.loads(api.bodies[-1]) == {"mode": "pinned", "busy_ms": 7.5}
+    assert "7.5 ms a step beside production (pinned)" in cli("governor").stdout
+    assert "extraction stopped" in cli("governor", "stop").stdout
+    assert json.loads(api.bodies[-1]) == {"mode": "stopped"}
+    assert cli.json("governor", "auto")["mode"] == "auto"
+
+
+@pytest.mark.parametrize(
+    "args", [["fast"], ["pin"], ["auto", "3"], ["stop", "0"], ["pin", "1e9"], ["pin", "nan"], ["pin", "x"]]
+)
+def test_orders_that_make_no_sense_are_not_sent(cli, api, args):
+    result = cli("governor", *args)
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
+    assert api.requests == []
+
+
+def test_an_api_without_a_governor_refuses(cli, api):
+    api.refuse = {"/v1/governor": (409, "the governor is switched off", "mode")}
+    result = cli("governor", "stop")
+    assert result.exit_code == 4 and "TAPHOUSE_EXTRACTOR_GOVERNOR=true" in result.stderr
 
 
 # --- shards

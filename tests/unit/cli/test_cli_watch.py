@@ -130,6 +130,28 @@ def test_the_api_went_away(moment):
     assert "can't reach http://api" in draw(never) and "can't reach" in watch_line(never)
 
 
+def test_the_governor_is_shown_with_productions_p95_beside_its_baseline(moment, make):
+    governed = replace(moment, status=make("status", governor=make("governor")))
+    for text in (draw(governed), watch_line(governed)):
+        assert "2.5 ms a step beside production" in text and "1.03 of its baseline: raised" in text
+        assert "itl 24.2 ms / 23.5 ms, ttft 118 ms / 117 ms" in text
+    assert "governor" not in draw(moment) + watch_line(moment)
+    held = make("governor", busy_ms=0.0, stopped=True, reason="2 production requests failed")
+    stopped = replace(moment, status=make("status", governor=held))
+    assert "extraction stopped" in draw(stopped) and "2 production requests failed" in watch_line(stopped)
+    assert "nothing beside production" in draw(
+        replace(moment, status=make("status", governor=make("governor", busy_ms=0.0)))
+    )
+
+
+def test_whose_latency_it_is_is_said(moment, make):
+    [engine] = make("status").engines
+    own = engine.latency.model_copy(update={"requests": "production"})
+    status = make("status", engines=[engine.model_copy(update={"latency": own})])
+    assert "latency: production of the engine" in draw(replace(moment, status=status))
+    assert "engine on, production: itl" in watch_line(replace(moment, status=status))
+
+
 @pytest.mark.parametrize("width", [40, 75, 80, 200])
 def test_every_width_shows_all_numbers(moment, width):
     text = draw(moment, width)
@@ -142,6 +164,10 @@ def test_it_fits_an_ordinary_terminal(moment, make):
         make("entry", seq).model_copy(update={"shard": f"j20261129193446-65971d41-{seq:06d}.safetensors"})
         for seq in range(25, 31)
     )
+    governed = make("status", governor=make("governor"))
+    for height in (24, 28, 40):
+        text = draw(replace(moment, shards=shards, status=governed), 80, height)
+        assert len(text.splitlines()) < height and "2.5 ms a step" in text
     full = draw(replace(moment, shards=shards), 80, 24)
     assert len(full.splitlines()) <= 23 and "j20261129193446-6" in full
     assert " 25 " not in full and " 25 " in draw(replace(moment, shards=shards), 80, 50)

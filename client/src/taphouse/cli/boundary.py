@@ -137,7 +137,7 @@ def _advice(error: Exception) -> str | None:
         (errors.Unauthorized, {}, "give the service's token with --token-file or TAPHOUSE_TOKEN"),
         (errors.NotFound, _WHERE, "check --api-url, and that this command is of the service's version"),
         (errors.BodyTimeout, {}, "send it from a file, if what makes it pauses"),
-        (errors.Conflict, {}, "leave it: it has ended, as `taphouse jobs` shows"),
+        (errors.Conflict, _CONFLICT, "leave it: it has ended, as `taphouse jobs` shows"),
         (errors.TooLarge, _TOO_LARGE, "send less at once"),
         (errors.BadRequest, _WRONG, "correct it: see `--help`"),
         (errors.TooBusy, {}, "try again a little later"),
@@ -152,6 +152,7 @@ _WHERE = {
     "job_id": "see what there is with `taphouse jobs`",
     "name": "see what there is with `taphouse shards`",
 }
+_CONFLICT = {"mode": "set TAPHOUSE_EXTRACTOR_GOVERNOR=true where the API starts"}
 _TOO_LARGE = {
     "rows": "queue them with `taphouse enqueue`",
     "line": "shorten that row, or leave it out",

@@ -11,7 +11,7 @@ from taphouse.cli.render import facts_grid
 from taphouse.cli.units import age, milliseconds
 from taphouse.wire import Governor, GovernorMode
 
-__all__ = ["governor_body", "governor_facts", "governor_line", "governor_view"]
+__all__ = ["governor_body", "governor_facts", "governor_line", "governor_text", "governor_view"]
 
 
 def _limit(governor: Governor) -> tuple[str, str]:
@@ -26,11 +26,16 @@ def _limit(governor: Governor) -> tuple[str, str]:
     return f"{governor.busy_ms:.3g} ms a step beside production{mode}", "green"
 
 
+def governor_text(governor: Governor) -> Text:
+    """Limit and reason."""
+    text, style = _limit(governor)
+    return Text(text, style).append(f" – {governor.reason}", "default")
+
+
 def governor_facts(governor: Governor) -> list[tuple[str, RenderableType]]:
     """Limit, reason, and production's p95 beside what it is held to."""
-    text, style = _limit(governor)
     return [
-        ("governor", Text(text, style).append(f" – {governor.reason}", "")),
+        ("governor", governor_text(governor)),
         ("p95 / baseline", _p95(governor)),
     ]
 
@@ -59,7 +64,7 @@ def _p95(governor: Governor) -> str:
 
 def governor_body(governor: Governor) -> RenderableType:
     """Two lines: limit and reason; production's p95 beside its baseline."""
-    text, style = _limit(governor)
-    limit = Text(text, style, no_wrap=True, overflow="ellipsis").append(f" – {governor.reason}", "")
+    limit = governor_text(governor)
+    limit.no_wrap, limit.overflow = True, "ellipsis"
     p95 = Text(f"production p95 / baseline: {_p95(governor)}", no_wrap=True, overflow="ellipsis")
     return Group(limit, p95)

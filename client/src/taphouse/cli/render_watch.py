@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taphouse.cli.render import STATE_STYLE, facts_grid, plain, table
-from taphouse.cli.render_governor import governor_body, governor_line
+from taphouse.cli.render_governor import governor_body, governor_line, governor_text
 from taphouse.cli.render_queue import (
     capture_text,
     engine_problem,
@@ -22,7 +22,7 @@ from taphouse.cli.render_queue import (
     number_text,
 )
 from taphouse.cli.units import age, count, duration, milliseconds, per_second, ratio, size, spark
-from taphouse.wire import Consumer, Engine, Job, Latency, QueueStatus, Rate, ShardInfo
+from taphouse.wire import Consumer, Engine, Governor, Job, Latency, QueueStatus, Rate, ShardInfo
 
 __all__ = ["HISTORY", "SHARDS_SHOWN", "Moment", "follow", "watch_line", "watch_view"]
 
@@ -30,6 +30,8 @@ HISTORY = 120
 SHARDS_SHOWN = 6
 JOBS_SHOWN = 4
 NARROW = 76
+TALL = 28
+"""Rows from which on the governor has a panel; on fewer it has one line."""
 NAME_WIDTH = 28
 STALE_AFTER_S = 60.0
 SPARK_WIDTH = 30
@@ -91,7 +93,7 @@ def watch_view(moment: Moment, width: int = 100, height: int = 50) -> Renderable
     else:
         parts += [_side_by_side(boxes[0], boxes[1]), _side_by_side(boxes[2], boxes[3])]
     if status.governor is not None:
-        parts.append(_panel("governor", governor_body(status.governor), alarm=status.governor.stopped))
+        parts.append(_governor(status.governor, height))
     if moment.jobs:
         parts.append(_panel("jobs", _jobs(moment.jobs, width < NARROW)))
     left = (
@@ -99,10 +101,10 @@ def watch_view(moment: Moment, width: int = 100, height: int = 50) -> Renderable
         - 1
         - ROWS_ABOVE
         - (2 if moment.problem else 0)
-        - (4 if status.governor is not None else 0)
+        - ((4 if height >= TALL else 1) if status.governor is not None else 0)
         - (min(len(moment.jobs), JOBS_SHOWN + 1) + 2 if moment.jobs else 0)
     )
-    parts.append(_shards_panel(moment, rows=max(2, min(SHARDS_SHOWN, left - 3))))
+    parts.append(_shards_panel(moment, rows=max(1, min(SHARDS_SHOWN, left - 3))))
     return Group(*parts)
 
 
@@ -240,6 +242,12 @@ def _engine_panel(status: QueueStatus) -> Panel:
     parts.append(Text(f"latency: {' and '.join(whose)}{' of the engine' if len(whose) == 1 else ''}", "dim"))
     title = "engines" if several else f"engine {status.engines[0].url}"
     return _panel(title, Group(*parts), alarm=all(engine.capture != "on" for engine in status.engines))
+
+
+def _governor(governor: Governor, height: int) -> RenderableType:
+    if height >= TALL:
+        return _panel("governor", governor_body(governor), alarm=governor.stopped)
+    return Text.assemble("governor ", governor_text(governor), no_wrap=True, overflow="ellipsis")
 
 
 def _latency_facts(latency: Latency | None) -> list[tuple[str, RenderableType]]:
