@@ -8,10 +8,10 @@ KEEP ?=
 STOP ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-long bench bench-tap lock format clean
+.PHONY: help setup demo test check test-long bench bench-tap bench-isolation lock format clean
 
 help: ## list these targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: ## make the virtual environment with pinned dependencies (quick when nothing changed)
 	@TAPHOUSE_VENV=$(VENV) bash deploy/local/setup.sh
@@ -39,6 +39,10 @@ bench: setup ## benchmarks on this machine; docs/benchmarks.md says how to read 
 bench-tap: setup ## the tap's cost to an engine on this machine's CPU (benchmarks/tap_gpu.py is for GPUs)
 	$(BIN)/python deploy/local/model.py
 	$(BIN)/python -m benchmarks.capture_cpu
+
+bench-isolation: setup ## what production feels of extraction, mode by mode: tables, and docs/isolation.svg
+	$(BIN)/python deploy/local/model.py
+	$(BIN)/python -m benchmarks.isolation_cpu
 
 lock: setup ## resolve requirements/base.in into requirements/lock.txt
 	$(BIN)/uv pip compile -q --python-version 3.11 --override requirements/overrides.txt \
