@@ -1,5 +1,6 @@
 """docs/hidden-states.md names the fields that the endpoint takes and their defaults; its code runs."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import numpy as np
 from tests.unit.tap.endpoint_fakes import make_model
 
 from taphouse import slices
+from taphouse_tap.api.latency import METRICS, LatencyByClass
+from taphouse_tap.api.latency_reports import LatencyReports
+from taphouse_tap.api.metrics import LatencyMetrics
 from taphouse_tap.api.requests import CaptureRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "hidden-states.md").read_text()
@@ -52,3 +56,14 @@ def test_the_python_runs(tmp_path: Path) -> None:
     exec(code, names)
     np.testing.assert_array_equal(names["states"], written[:, ::-1])
     assert start.slice_paths(tag) == []
+
+
+def test_the_latency_shown_is_the_statuss() -> None:
+    section = LatencyReports(LatencyByClass(), LatencyMetrics(publish=False)).section()
+    (shown,) = re.findall(r'^"latency": (\{.*?\}\})$', PAGE, re.MULTILINE | re.DOTALL)
+    body = json.loads(shown.replace("{…}", "{}"))
+    assert set(body) == set(section) and set(body["production"]) == set(section["production"])
+    assert body["first_bound_s"] == section["first_bound_s"]
+    assert body["bucket_ratio"] == round(section["bucket_ratio"], 4)
+    table = PAGE[PAGE.index("| metric |") :]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == METRICS
