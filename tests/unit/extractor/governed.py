@@ -43,6 +43,7 @@ class ModelledEngine:
         self._failed += seen.failed
         if self.tap.isolation is not None:
             self.tap.isolation["steps"]["extraction_tokens"] += 100 * seen.extracted
+            self.tap.isolation["running"] = int(self.production.wanted and not quota["stopped"])
             self.tap.isolation["quiet"] = self.production.streams == 0
         self.tap.latency = {
             "bucket_ratio": SCALE.ratio,

@@ -106,6 +106,17 @@ def test_the_limit_stands_without_production_and_without_extraction() -> None:
     assert {state.limit_ms for state in sim.run(30)} == {before}
 
 
+def test_the_limit_does_not_rise_on_what_extraction_has_no_use_for() -> None:
+    sim = Simulation(Production(a=0.005))
+    sim.learn()
+    sim.run(10)
+    before = sim.state.limit_ms
+    for _ in range(20):
+        seen = replace(sim.production.interval(False, sim.state.limit_ms), wanted=False)
+        sim.state = decide(sim.bounds, sim.state, seen)
+    assert sim.state.limit_ms == before and "no use for more" in sim.state.reason
+
+
 def test_a_limit_too_small_for_anything_rises_while_extraction_waits() -> None:
     sim = Simulation(Production(a=0.005, least_ms=3.0))
     sim.learn()

@@ -116,7 +116,7 @@ class Settings(BaseSettings):
     )
     governor_step_ms: float = Field(default=0.1, gt=0, description="What a tick may raise the limit by.")
     governor_floor_ms: float = Field(default=0.25, gt=0, description="A limit below this is 0.")
-    governor_max_ms: float = Field(default=50.0, gt=0, description="The highest limit.")
+    governor_max_ms: float = Field(default=20.0, gt=0, description="The highest limit.")
     governor_trip_factor: float = Field(
         default=2.0, gt=1, description="Extraction stops at once when production's p95 is so many times over."
     )

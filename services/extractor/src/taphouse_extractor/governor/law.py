@@ -21,8 +21,8 @@ the loop honest:
 
 - One decrease a round trip: after a cut the window is emptied, and what comes within `SETTLE_S` is not
   counted, because the engine publishes what it measured up to half a second later.
-- No increase on what was not tried (RFC 7661): the limit rises only in intervals in which extraction ran, or
-  in which it waits because the limit is too small for any of it.
+- No increase on what was not tried (RFC 7661): the limit rises only while extraction runs and has more to
+  do, or while it waits because the limit is too small for any of it.
 - Zero backs off: from 0 the floor is tried again after `RETRY_S`, after twice that when the try failed, up to
   `RETRY_CAP_S`. So extraction that hurts at any limit runs a second or two in `RETRY_CAP_S`.
 
@@ -252,8 +252,8 @@ def _raised(bounds: Bounds, state: State, seen: Observation) -> State:
     worst = max(judged, key=lambda verdict: verdict.pressure)
     if worst.pressure > 1.0:
         return replace(state, reason=f"{worst.text}, not surely over {worst.target:.2f}: the limit stands")
-    if not seen.extracted:
-        return replace(state, reason="no extraction: the limit stands")
+    if not (seen.extracted and seen.wanted):
+        return replace(state, reason="extraction has no use for more: the limit stands")
     if state.limit_ms >= bounds.max_ms:
         return replace(state, limit_ms=bounds.max_ms, retry_s=RETRY_S, reason=f"{worst.text}: at the most")
     limit = min(bounds.max_ms, state.limit_ms + bounds.step_ms)

@@ -157,7 +157,7 @@ class Follower:
             extracted=extracted,
             failed=failed,
             running=now.running,
-            wanted=extracted or _waits(report),
+            wanted=_waits(report) if report.scheduled else extracted,
             from_quiet=quiet,
         )
 

@@ -32,7 +32,7 @@ class Observation:
 
     `itl` and `ttft` are production's new samples by load bin; `extracted` says whether extraction ran;
     `failed` is how many production requests failed in it, `running` how many are in flight at its end;
-    `wanted` says whether extraction ran or waited, `from_quiet` that no production was there at its
+    `wanted` says whether extraction has more to do, `from_quiet` that no production was there at its
     beginning.
     """
 

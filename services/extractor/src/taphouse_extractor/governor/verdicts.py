@@ -27,7 +27,7 @@ class Bounds:
     start_ms: float = 1.0
     step_ms: float = 0.1
     floor_ms: float = 0.25
-    max_ms: float = 50.0
+    max_ms: float = 20.0
     trip_factor: float = 2.0
     hold_s: float = 30.0
     half_life_s: float = 600.0
