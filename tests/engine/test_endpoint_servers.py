@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.engine.capturing import metric
 from tests.engine.checkpoints import tiny_llama
 from tests.engine.launch import Engine, launch
 
@@ -73,6 +75,26 @@ def test_all_api_servers_find_the_one_start_and_share_its_room(engine: Engine) -
         assert slices.join_slices(paths, item["token_ids"][: item["rows"]]).shape == (300, 3, 256)
         slices.release(Path(paths[0]).parent, item["tag"])
     assert request(engine, "POST", URL, json={"prompt": [7] * 300}).status_code == 200
+
+
+def test_every_server_tells_the_latency_of_all_of_them(engine: Engine) -> None:
+    def finished() -> list[int]:
+        return [status["latency"]["production"]["finished"] for status in every_server(engine)]
+
+    before = max(finished())
+    body = {"model": engine.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    for _ in range(12):
+        assert request(engine, "POST", "/v1/chat/completions", CUSTOMER_KEY, json=body).status_code == 200
+    deadline = time.monotonic() + 60
+    while finished() != [before + 12] * SERVERS:
+        assert time.monotonic() < deadline, f"{before} and 12 more, but {finished()}"
+        time.sleep(0.1)
+    files = [json.loads(path.read_text()) for path in engine.slice_dir.glob("start-*/latency-*.json")]
+    assert len(files) == SERVERS and sum(file["production"]["finished"] for file in files) == before + 12
+    name = 'taphouse_requests_finished_total{class="production",outcome="finished"}'
+    while metric(engine, name) != before + 12:
+        assert time.monotonic() < deadline, "the sum over both servers never came to /metrics"
+        time.sleep(0.1)
 
 
 def test_the_middleware_guards_its_routes_and_leaves_the_others_alone(engine: Engine) -> None:
