@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from tests.engine.capturing import (
@@ -16,6 +17,7 @@ from tests.engine.capturing import (
     metric,
     prompt,
     ranks_counter,
+    rpc,
     until,
     until_capturing,
 )
@@ -33,7 +35,9 @@ def engine() -> Iterator[Engine]:
     """Prompts are taken in before the whole of them fits, as vLLM does with little to spare."""
     args = ["--block-size", str(BLOCK), "--num-gpu-blocks-override", str(BLOCKS)]
     args += ["--max-model-len", "800", "--max-num-seqs", "32", "--no-scheduler-reserve-full-isl"]
-    with launch(tiny_llama(), layers=LAYERS, args=args, two_classes=False) as running:
+    args += ["--worker-extension-cls", "tests.engine.faults.FaultyExtension"]
+    env = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "VLLM_SERVER_DEV_MODE": "1"}
+    with launch(tiny_llama(), layers=LAYERS, args=args, env=env, two_classes=False) as running:
         until_capturing(running)
         yield running
 
@@ -68,6 +72,7 @@ def test_preempted_in_the_middle_of_a_prompt(engine: Engine) -> None:
     """
     ordinary = [prompt(100, 90), prompt(100, 91)]
     alone = [complete(engine, token_ids, max_tokens=340)["token_ids"] for token_ids in ordinary]
+    rpc(engine, "taphouse_break", "pace")
     before = ranks_counter(engine, "preempted")
     for _ in range(5):  # whether a prompt is hit in its middle is a matter of moments
         with ThreadPoolExecutor(8) as pool:
@@ -82,5 +87,6 @@ def test_preempted_in_the_middle_of_a_prompt(engine: Engine) -> None:
         time.sleep(3)  # the rank's record is at most two seconds old
         if ranks_counter(engine, "preempted") > before:
             break
+    rpc(engine, "taphouse_mend")
     assert preempted_since(engine, before) >= 1
     assert capture_files(engine) == []

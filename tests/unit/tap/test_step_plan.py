@@ -80,6 +80,17 @@ def test_the_share_of_the_cache_bounds_what_begins_but_one_alone_always_may() ->
     assert plan(view(waiting=waiting), quota(kv_share=0), 500).admit == ()
 
 
+def test_prompts_that_are_computed_whole_begin_in_the_quiet_however_long() -> None:
+    waiting = [Waiting("a", 200, 14), Waiting("b", 20, 2)]
+    alone = plan(view(waiting=waiting, whole=True), quota(), 16)
+    assert (alone.admit, alone.tokens) == (("a",), 200)
+    beside = plan(view(waiting=waiting, whole=True, production=Production(1, 1, 1)), quota(), 16)
+    assert (beside.admit, beside.tokens) == ((), 1)
+    short = plan(view(waiting=waiting[1:], whole=True, production=Production(1, 1, 1)), quota(), 30)
+    assert (short.admit, short.tokens) == (("b",), 21)
+    assert plan(view(waiting=waiting, whole=True), quota(stopped=True), 16).admit == ()
+
+
 def test_stopped_means_nothing() -> None:
     made = plan(
         view(

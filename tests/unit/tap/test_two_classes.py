@@ -31,6 +31,7 @@ class FakeScheduler:
     tokens: int | None = None
     fails: str | None = None
     preempted: list[str] = field(default_factory=list)
+    whole_prompts: bool = False
 
     def _called(self, name: str) -> None:
         if name == self.fails:

@@ -9,7 +9,8 @@ touched                                                  for
 `Scheduler`, `AsyncScheduler`                            subclassed, as the engine would have chosen
 `.schedule`, `.update_from_output`, `.add_request`       wrapped
 `.running`, `.waiting`, `.requests`, `.deferred_waiting`  order, taking aside, counting
-`.max_num_scheduled_tokens`, `.max_num_active_reqs`      bounds of a step
+`.max_num_scheduled_tokens`, `.max_num_active_reqs`,     bounds of a step
+`.scheduler_config.enable_chunked_prefill`
 `._preempt_request`                                      production's wants are taken from extraction
 `.kv_cache_manager`: `.block_pool`, `.get_block_ids`,    free blocks, blocks held; extraction's are never
 `.coordinator.cache_blocks`                              hashed: reused before production's cached ones
@@ -160,6 +161,7 @@ class VllmScheduler:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._tokens = int(scheduler.max_num_scheduled_tokens)
+        self.whole_prompts = not scheduler.scheduler_config.enable_chunked_prefill
         self._groups = max(1, len(scheduler.kv_cache_config.kv_cache_groups))
 
     def requests(self) -> int:

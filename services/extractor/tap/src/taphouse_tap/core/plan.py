@@ -52,6 +52,7 @@ class View:
     """The scheduler before a step. Extraction's requests are in the order in which they may begin.
 
     `tokens`: those of a step. `slots`: requests that may run at once. `free_blocks` of `blocks` are free.
+    `whole`: prompts are computed in one step, or not at all (chunked prefill is off).
     """
 
     production: Production
@@ -62,6 +63,7 @@ class View:
     blocks: int
     free_blocks: int
     block_size: int
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,10 @@ class Plan:
 
 
 def plan(view: View, quota: Quota, tokens: int) -> Plan:
-    """Divide one step, of which extraction may have `tokens` tokens."""
+    """Divide one step, of which extraction may have `tokens` tokens.
+
+    Where prompts are computed whole and no production is there, the first one's may pass that.
+    """
     production = view.production
     preempt = _preempt(view)
     kept = [request for request in view.running if request.id not in preempt]
@@ -88,6 +93,8 @@ def plan(view: View, quota: Quota, tokens: int) -> Plan:
     allowed, left, blocks = _allow(kept, tokens, blocks, view.block_size)
     if production.waiting:
         return Plan(allowed, preempt)
+    if view.whole and view.waiting and tokens and not production.running:
+        tokens, left = tokens + max(0, view.waiting[0].tokens - left), max(left, view.waiting[0].tokens)
     admit, left = _admit(view, kept, quota, left, blocks)
     return Plan(allowed, preempt, admit, min(view.tokens, production.need + tokens - left))
 
@@ -141,6 +148,8 @@ def _admit(
     for request in view.waiting:
         fits = reserved + request.reserved <= share or (reserved == 0 and share > 0)
         if len(admitted) >= slots or tokens <= 0 or not fits or request.reserved > blocks:
+            break
+        if view.whole and request.tokens > tokens:
             break
         admitted.append(request.id)
         reserved += request.reserved

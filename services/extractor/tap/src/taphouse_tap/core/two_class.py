@@ -49,6 +49,9 @@ class Scheduler(Protocol):
         """Whether it ended."""
         ...
 
+    whole_prompts: bool
+    """Whether prompts are computed in one step or not at all."""
+
     def sizes(self) -> tuple[int, int, int, int, int]:
         """Tokens of a step, slots, blocks, free blocks, tokens of a block."""
         ...
@@ -190,6 +193,7 @@ class TwoClasses:
             blocks=blocks,
             free_blocks=free_blocks,
             block_size=block_size,
+            whole=scheduler.whole_prompts,
         )
 
     def _apply(self, step: Plan) -> None:
