@@ -128,7 +128,7 @@ class Process:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(work / "model")]
         command += ["--served-model-name", "target", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--load-format", "dummy", "--dtype", "bfloat16", "--max-num-seqs", "64"]
-        command += ["--max-model-len", str(min(shape.max_model_len, setup.pool_tokens))]
+        command += ["--max-model-len", str(min(shape.max_model_len, setup.pool_tokens // 2))]
         command += ["--max-num-batched-tokens", str(shape.max_num_batched_tokens)]
         command += ["--block-size", str(BLOCK), "--num-gpu-blocks-override", str(setup.pool_tokens // BLOCK)]
         command += ["--scheduling-policy", "priority", "--enable-prompt-tokens-details"]

@@ -174,6 +174,7 @@ def summary(passes: Sequence[Pass]) -> dict[str, dict[str, Any]]:
         for name in ("quiet_tok_s", "burst_tok_s", "hit_ratio", "hit_ratio_metrics"):
             row[name] = median(of[name] for _, of in mine)
         row["hit_ratio_ratio"] = median(_quotient(one, of, bases, "hit_ratio") for one, of in mine)
+        row["late_ms"] = max(of["late_ms"] for _, of in mine)
         for name in ("requests", "refused", "failed", "captures", "captures_refused"):
             row[name] = sum(of[name] for _, of in mine)
         for name in ("reaction_s", "limit_reaction_s"):

@@ -67,8 +67,7 @@ def run_pass(
         try:
             if extraction is not None:
                 extraction.await_first(FIRST_CAPTURE_S)
-            began = time.monotonic()
-            served = asyncio.run(replay(trace, server.target, salt, began))
+            began, served = asyncio.run(replay(trace, server.target, salt))
             _sleep_until(began + trace.length_s)
             if extraction is not None:  # what was under way at the end is known once it is there
                 extraction.await_first(LAST_CAPTURE_S, since=time.monotonic())

@@ -11,6 +11,7 @@ from typing import Any
 from .figures import Pass, against_best_fixed, summary
 
 Row = dict[str, Any]
+LATE_MS = 100.0
 TARGETS = {"latency": 1.10, "quiet": 0.8, "hits": 0.98, "reaction_s": 2.0}
 
 
@@ -43,6 +44,9 @@ def markdown(about: Mapping[str, Any], passes: Sequence[Pass]) -> str:
     ]
     if about.get("picture"):
         parts.append(f"![Production beside extraction, mode by mode]({about['picture']})")
+    late = [f"{mode} (by {row['late_ms']:,.0f} ms)" for mode, row in rows.items() if row["late_ms"] > LATE_MS]
+    if late:
+        parts.append(f"Clients had no processor for a while and sent late: {', '.join(late)}.")
     if about.get("left_out"):
         parts.append(f"Left out: {'; '.join(about['left_out'])}.")
     return "\n\n".join(parts)

@@ -84,7 +84,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
 def test_a_trace_is_replayed_and_every_end_is_accounted_for(server: ThreadingHTTPServer) -> None:
     trace = make_trace(PLAN)
     target = Target(f"http://127.0.0.1:{server.server_port}", "target", (10, 100))
-    found = asyncio.run(replay(trace, target, "salt", time.monotonic()))
+    _, found = asyncio.run(replay(trace, target, "salt"))
     assert len(found) == len(trace.requests) >= 3
     by_error: dict[str | None, int] = {}
     for one in found:

@@ -200,9 +200,14 @@ def _scheduler(status: dict[str, Any]) -> Check:
         return Check(check="scheduler", ok=True, detail="two classes: production before extraction")
     said = report.isolation.scheduler if report.isolation is not None else "unknown to this tap"
     why = f": {report.isolation.reason}" if report.isolation is not None and report.isolation.reason else ""
+    advice = "Launch with --scheduler-cls taphouse_tap.scheduler.two_class_scheduler at the next restart"
+    if said == "off":
+        advice = (
+            "The reason says what would help; until then `taphouse governor stop` is what protects production"
+        )
     return Check(
         check="scheduler",
         ok=False,
         detail=f"two-class scheduler {said}{why}; production is served, less protected from extraction",
-        advice="Launch with --scheduler-cls taphouse_tap.scheduler.two_class_scheduler at the next restart",
+        advice=advice,
     )
