@@ -2,7 +2,7 @@
 
     python -m benchmarks.isolation.extraction '{"url": ..., "in_flight": 8, "prompt_tokens": 256, ...}'
 
-A process of its own, so that reading states costs production's clients nothing. Each of its threads does
+A process of its own, and a nice one, so that reading states takes no processor from the clients that measure. Each of its threads does
 what an extractor worker does with a prompt: `POST /v1/hidden_states`, join and check the slices, release
 them; at 429 it waits as long as Retry-After says. Prints a JSON line an event with `at` from
 `time.monotonic()`, which all processes of a machine share, and ends when its standard input does.
@@ -27,6 +27,7 @@ from taphouse.slices import SliceError, join_slices, release
 
 TIMEOUT_S = 300.0
 LONGEST_WAIT_S = 30.0
+NICE = 10
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ class _Worker:
 def main() -> None:
     given = json.loads(sys.argv[1])
     given["vocabulary"] = tuple(given["vocabulary"])
+    os.nice(NICE)
     _Worker(Load(**given)).run()
 
 

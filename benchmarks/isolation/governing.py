@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from .server import Server
 PREFIX = "isolation"
 TICK_S, TTL_S = 0.5, 10.0
 START_S = 20.0
+NICE = 5
 
 
 class GovernorProcess:
@@ -145,6 +147,7 @@ def main() -> None:
     from taphouse_extractor.governor.verdicts import Bounds
     from taphouse_extractor.leases import connect
 
+    os.nice(NICE)
     given = json.loads(sys.argv[1])
     memory = Memory(connect(given["redis"]), prefix=PREFIX, ttl_s=TTL_S)
     stop = threading.Event()
