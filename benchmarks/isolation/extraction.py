@@ -2,10 +2,10 @@
 
     python -m benchmarks.isolation.extraction '{"url": ..., "in_flight": 8, "prompt_tokens": 256, ...}'
 
-A process of its own, and a nice one, so that reading states takes no processor from the clients that measure. Each of its threads does
-what an extractor worker does with a prompt: `POST /v1/hidden_states`, join and check the slices, release
-them; at 429 it waits as long as Retry-After says. Prints a JSON line an event with `at` from
-`time.monotonic()`, which all processes of a machine share, and ends when its standard input does.
+A process of its own, and a nice one, so that reading states takes no processor from the clients that measure.
+Each of its threads does what an extractor worker does with a prompt: `POST /v1/hidden_states`, join and check
+the slices, release them; at 429 it waits as long as Retry-After says. Prints a JSON line an event with `at`
+from `time.monotonic()`, which all processes of a machine share, and ends when its standard input does.
 """
 
 from __future__ import annotations
