@@ -9,6 +9,8 @@
         admission.lock               held while space is reserved
         d<dp>-t<tp>.json             a rank's record
         latency-<pid>.json           an API server's latency by class
+        scheduler-d<dp>.json         an engine core's scheduler
+        quota.json                   what extraction may use now
         <tag>.claim                  space reserved for one capture
         <tag>.t<tp>.part -> .slice   a rank's columns of it, sealed by rename
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from taphouse import slices
-from taphouse.slices.start import write_atomically
 from taphouse_tap.api.latency import BUCKET_RATIO, CLASSES, FIRST_BOUND_S, PRODUCTION, LatencyByClass, merge
 from taphouse_tap.api.metrics import LatencyMetrics
 
@@ -92,7 +91,7 @@ class LatencyReports:
         if self._start is None:
             return
         try:
-            write_atomically(self._start.directory / f"latency-{os.getpid()}.json", json.dumps(report))
+            slices.write_atomically(self._start.directory / f"latency-{os.getpid()}.json", json.dumps(report))
         except OSError as error:  # a full file system: the next round may go well
             self._complain(f"could not be written: {error}")
 
