@@ -24,7 +24,7 @@ check: setup ## format, lint, types, import contracts, unit tests: under two min
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy $(PACKAGES)
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q tests/unit
+	$(BIN)/pytest -q -n 2 tests/unit
 
 test: check ## everything but the long tests: real engine, real Redis, real trainer
 	$(BIN)/pytest tests --ignore=tests/unit -m "not slow"

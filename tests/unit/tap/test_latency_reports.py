@@ -122,7 +122,7 @@ def test_a_full_file_system_is_no_problem_of_timing(start: slices.Start, monkeyp
     def full(*_args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(latency_reports, "write_atomically", full)
+    monkeypatch.setattr(slices, "write_atomically", full)
     reports = make_reports(start)
     one_request(reports.latency)
     assert samples(reports.section()["production"]["itl"]) == 2 and reports.latency.problem is None
