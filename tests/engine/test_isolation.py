@@ -21,6 +21,7 @@ from tests.engine.capturing import (
     metric,
     post,
     prompt,
+    rpc,
     status,
     until,
     until_capturing,
@@ -47,8 +48,13 @@ SYSTEM = prompt(256, 99)
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     fault = tmp_path_factory.mktemp("fault") / "now"
-    env = {"TEST_SCHEDULER_FAULT": str(fault), "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    env = {
+        "TEST_SCHEDULER_FAULT": str(fault),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "VLLM_SERVER_DEV_MODE": "1",
+    }
     args = [*SMALL, "--scheduler-cls", "tests.engine.broken_scheduler.scheduler"]
+    args += ["--worker-extension-cls", "tests.engine.faults.FaultyExtension"]
     with launch(tiny_llama(), layers=LAYERS, args=args, env=env) as running:
         until_capturing(running)
         yield running
@@ -56,8 +62,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(autouse=True)
 def defaults(engine: Engine) -> Iterator[None]:
-    """Every test leaves the engine's own quota behind."""
+    """Every test leaves the engine's own quota and pace behind."""
     yield
+    rpc(engine, "taphouse_mend")
     set_quota(engine, ttl_s=0.001)
     until(lambda: isolation(engine)["quota"]["note"] == "the engine's settings")
 
@@ -152,6 +159,7 @@ def test_nothing_is_extracted_beside_production_at_a_quota_of_zero(engine: Engin
 
 
 def test_production_that_waits_takes_the_slots_of_extraction(engine: Engine) -> None:
+    rpc(engine, "taphouse_break", "pace")
     set_quota(engine, note="all", busy_ms=5.0, kv_share=1.0, ttl_s=600)
     before = isolation(engine)["steps"]["preempted"]
     prompts = [prompt(20, n) for n in range(6)]
@@ -166,6 +174,7 @@ def test_production_that_waits_takes_the_slots_of_extraction(engine: Engine) -> 
 
 
 def test_stopped_refuses_what_comes_and_ends_what_runs(engine: Engine) -> None:
+    rpc(engine, "taphouse_break", "pace")
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(post, engine, prompt=prompt(20, 1), max_tokens=900, ignore_eos=True)
         until(lambda: bool(capture_files(engine)))
