@@ -123,7 +123,7 @@ class Start:
         found = []
         for path in self.directory.glob("*.claim"):
             with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-                body = json.loads(_read_text(path))
+                body = json.loads(read_text(path))
                 found.append(
                     Claim(
                         path.name.removesuffix(".claim"),
@@ -233,8 +233,14 @@ def read_records(start_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:
         match = _RECORD.fullmatch(path.name)
         if match:
             with contextlib.suppress(FileNotFoundError, ValueError):
-                found.append(((int(match[1]), int(match[2])), json.loads(_read_text(path))))
+                found.append(((int(match[1]), int(match[2])), json.loads(read_text(path))))
     return [record for _, record in sorted(found, key=lambda pair: pair[0])]
+
+
+def read_text(path: Path) -> str:
+    """Return the text of one of a start's files; a symbolic link in its place raises `OSError`."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
+        return file.read()
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -268,11 +274,6 @@ def _make_private(path: Path) -> None:
     check_private(path)
 
 
-def _read_text(path: Path) -> str:
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
-        return file.read()
-
-
 def _hold(lock: Path) -> int | None:
     """Take the shared lock; None if a sweeper removed the file in between."""
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -295,7 +296,7 @@ def _shared_secret(directory: Path) -> bytes:
         with contextlib.suppress(FileExistsError):
             os.link(mine, path)
         mine.unlink()
-    return bytes.fromhex(_read_text(path))
+    return bytes.fromhex(read_text(path))
 
 
 def _remove_if_dead(directory: Path) -> bool:

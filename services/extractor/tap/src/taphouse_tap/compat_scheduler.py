@@ -143,15 +143,16 @@ def _engine_core(scheduler: Any) -> Any:
 
     config = scheduler.vllm_config
     parallel = config.parallel_config
+    version = str(vllm.__version__).split("+", 1)[0]
     refused = None
     if getattr(scheduler, "connector", None) is not None:
         refused = "KV connectors (kv_transfer_config) may hold blocks of their own"
     return EngineCore(
         instance_id=str(config.instance_id),
         dp_rank=int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)),
-        version=str(vllm.__version__).split("+")[0],
+        version=version,
         refused=refused,
-        unknown_version=str(vllm.__version__).split("+")[0] not in RAN,
+        unknown_version=version not in RAN,
     )
 
 

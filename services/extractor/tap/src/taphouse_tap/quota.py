@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from taphouse.slices import write_atomically
+from taphouse.slices import read_text, write_atomically
 
 FILE = "quota.json"
 NOTE_LENGTH = 200
@@ -68,11 +67,9 @@ def read_quota(start_dir: Path, default: Quota, now: float) -> Quota:
     Raises: `ValueError` for a file that is none of ours.
     """
     try:
-        fd = os.open(start_dir / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fields = json.loads(read_text(start_dir / FILE))
     except FileNotFoundError:
         return default
-    with os.fdopen(fd, encoding="utf-8") as file:
-        fields = json.load(file)
     if not isinstance(fields, dict):
         raise ValueError(f"{FILE} holds no JSON object")
     expires_at = fields.pop("expires_at", None)

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from taphouse.slices import read_text
 from taphouse_tap.api.refusals import Busy, InvalidField, MalformedBody
 from taphouse_tap.quota import Quota, changed, read_quota, write_quota
 
@@ -109,7 +110,7 @@ class Isolation:
         found = []
         for path in sorted(self._start_dir.glob("scheduler-d*.json")):
             try:
-                record = json.loads(path.read_text(encoding="utf-8"))
+                record = json.loads(read_text(path))
             except (OSError, ValueError):
                 continue
             if isinstance(record, dict):

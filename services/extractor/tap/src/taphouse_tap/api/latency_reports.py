@@ -112,7 +112,7 @@ class LatencyReports:
         version = (stat.st_mtime_ns, stat.st_ino)
         known = self._read.get(path)
         if known is None or known[0] != version:
-            report = json.loads(path.read_text(encoding="utf-8"))
+            report = json.loads(slices.read_text(path))
             known = self._read[path] = (version, {**merge([report]), "updated_at": report["updated_at"]})
         report = known[1]
         if self._clock() - report["updated_at"] > STALE_S:

@@ -176,7 +176,7 @@ class TwoClasses:
         quiet = self.quiet and not (view.production.running or view.production.waiting)
         budget = quota.quiet_ms if quiet else quota.busy_ms
         tokens = self.cost.tokens_within(budget / 1000, view.tokens, quiet=quiet)
-        self._apply(plan(view, quota, tokens))
+        self._apply(view, plan(view, quota, tokens))
 
     def _view(self) -> View:
         scheduler, known = self._scheduler, self.extraction.values()
@@ -196,13 +196,12 @@ class TwoClasses:
             whole=scheduler.whole_prompts,
         )
 
-    def _apply(self, step: Plan) -> None:
+    def _apply(self, view: View, step: Plan) -> None:
         for request_id in step.preempt:
             self._scheduler.preempt(self.extraction[request_id])
         admitted = [self.extraction[request_id] for request_id in step.admit]
-        self._aside = [
-            request for request in self.extraction.values() if self._scheduler.waiting(request) is not None
-        ]
+        waiting = {found.id for found in view.waiting}.union(step.preempt)
+        self._aside = [request for request_id, request in self.extraction.items() if request_id in waiting]
         self._scheduler.take_aside(self._aside)
         if admitted:
             self._aside = [request for request in self._aside if request not in admitted]
