@@ -1,7 +1,8 @@
 """vLLM's internals in the engine core: its schedulers and their requests.
 
 The third of the files that name vLLM's internals (`compat.py`: workers, `compat_server.py`: API servers).
-Touched here, and run on 0.32.0 (CPU, V1 runner). Other versions keep vLLM's own scheduler unless allowed.
+Touched here, and run on 0.32.0 (CPU, V1 runner) and 0.22.1 (GPU). Other versions keep vLLM's own scheduler
+unless allowed.
 
 =======================================================  ====================================================
 touched                                                  for
@@ -14,6 +15,9 @@ touched                                                  for
 `._preempt_request`                                      production's wants are taken from extraction
 `.kv_cache_manager`: `.block_pool`, `.get_block_ids`,    free blocks, blocks held; extraction's are never
 `.coordinator.cache_blocks`                              hashed: reused before production's cached ones
+`.coordinator.free`, `.single_type_managers`, the        0.22.1 only: there unhashed blocks queue up behind
+pool's `.free_block_queue`                               the cached ones, unless they are put in front
+`SchedulerOutput.preempted_req_ids`                      0.22.1 only: names those preempted before the step
 `Request.num_tokens_with_spec`                           how vLLM knows what a running request may compute
 `Request.priority`                                       extraction is preempted first under either policy
 =======================================================  ====================================================
@@ -28,7 +32,7 @@ from typing import Any
 
 from taphouse.slices import EXTRA_ARGS_KEY
 
-RAN = frozenset({"0.32.0"})
+RAN = frozenset({"0.22.1", "0.32.0"})
 """Versions of vLLM that this scheduler ran on."""
 
 BEHIND = 1 << 40
@@ -59,8 +63,10 @@ def with_two_classes(stock: type[Any], assemble: Callable[..., Any]) -> type[Any
             super().__init__(*args, **kwargs)
             self._taphouse: Any = None
             try:
-                self._taphouse = assemble(VllmScheduler(self), _engine_core(self))
+                self._taphouse_view = VllmScheduler(self)
+                self._taphouse = assemble(self._taphouse_view, _engine_core(self))
                 _never_cache(self.kv_cache_manager.coordinator, self._taphouse.policy)
+                _reuse_first(self.kv_cache_manager, self._taphouse.policy)
             except Exception as error:
                 logger.warning("Taphouse's scheduler is off, vLLM's own goes on: %s", error)
 
@@ -79,6 +85,10 @@ def with_two_classes(stock: type[Any], assemble: Callable[..., Any]) -> type[Any
             finally:
                 policy.after()
             policy.scheduled(id(output), output.num_scheduled_tokens)
+            try:
+                self._taphouse_view.tell_preempted(output)
+            except Exception as error:
+                policy.turn_off("naming what was preempted", error)
             return output
 
         def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,6 +146,36 @@ def _never_cache(coordinator: Any, policy: Any) -> None:
     coordinator.cache_blocks = production_only
 
 
+def _reuse_first(manager: Any, policy: Any) -> None:
+    """Put extraction's freed blocks, unhashed as they are, before the cached ones, if vLLM doesn't."""
+    coordinator, queue = manager.coordinator, manager.block_pool.free_block_queue
+    if hasattr(queue, "prepend_n"):
+        return
+    free = coordinator.free
+
+    def extraction_in_front(request_id: str) -> None:
+        blocks: list[Any] = []
+        if request_id in policy.extraction:
+            for single in coordinator.single_type_managers:
+                blocks += single.req_to_blocks.get(request_id, ())
+        free(request_id)
+        for block in blocks:
+            if block.ref_cnt == 0 and block.block_hash is None and not block.is_null:
+                queue.remove(block)
+                _prepend(queue, block)
+
+    coordinator.free = extraction_in_front
+
+
+def _prepend(queue: Any, block: Any) -> None:
+    """The reverse of the queue's own `append`."""
+    head = queue.fake_free_list_head
+    block.prev_free_block, block.next_free_block = head, head.next_free_block
+    head.next_free_block.prev_free_block = block
+    head.next_free_block = block
+    queue.num_free_blocks += 1
+
+
 def _engine_core(scheduler: Any) -> Any:
     import vllm
 
@@ -164,6 +204,8 @@ class VllmScheduler:
         self._tokens = int(scheduler.max_num_scheduled_tokens)
         self.whole_prompts = not scheduler.scheduler_config.enable_chunked_prefill
         self._groups = max(1, len(scheduler.kv_cache_config.kv_cache_groups))
+        self._told = hasattr(scheduler, "reset_preempted_req_ids")
+        self._preempted: set[str] = set()
 
     def requests(self) -> int:
         """Requests it has, of both classes."""
@@ -244,6 +286,14 @@ class VllmScheduler:
             if request.status.name == "RUNNING":
                 running.append(request)
             raise
+        if not self._told:
+            self._preempted.add(request.request_id)
+
+    def tell_preempted(self, output: Any) -> None:
+        """Name in a step's output what was preempted before it, if vLLM names only what it did itself."""
+        if self._preempted:
+            output.preempted_req_ids = self._preempted.union(output.preempted_req_ids or ())
+            self._preempted = set()
 
     def take_aside(self, requests: list[Any]) -> None:
         """Remove requests from the waiting ones."""
