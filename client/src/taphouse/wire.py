@@ -175,6 +175,8 @@ class Job(_Answer):
     state: JobState
     reason: str | None = Field(default=None, description="Why it failed, or what it waits for.")
     options: JobOptions
+    owner: str | None = Field(default=None, description="Name of the token that it came with.")
+    tenant: str | None = None
     rows: int
     succeeded: int = 0
     failed: int = 0

@@ -35,6 +35,7 @@ from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.progress import Progress
 from taphouse_extractor.records import BatchRef, JobRecord, Records
 from taphouse_extractor.spool import Limits, Spool
+from taphouse_extractor.tokens import Tokens
 
 TOKEN = "a-token"
 
@@ -226,6 +227,10 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
         token: str | None = TOKEN,
         body_timeout_s: float = 60.0,
         governor: bool = True,
+        tokens_file: Path | None = None,
+        requests_per_minute: int = 0,
+        max_jobs: int = 0,
+        open_metrics: bool = True,
     ) -> Service:
         panel = Panel(bench.memory, enabled=governor)
         gate = Gate(bench.store, bench.monitor, min_free_bytes, panel.stopped)
@@ -251,9 +256,15 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
             governor=panel,
             limits=Limits(100_000, max_rows, 5_000),
             dataset_roots=(datasets,),
+            max_jobs=max_jobs,
         )
         app = create_app(
-            context, token=token, open_metrics=True, max_request_bytes=20_000, body_timeout_s=body_timeout_s
+            context,
+            tokens=Tokens(token, tokens_file),
+            requests_per_minute=requests_per_minute,
+            open_metrics=open_metrics,
+            max_request_bytes=20_000,
+            body_timeout_s=body_timeout_s,
         )
         listener = socket.create_server(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))

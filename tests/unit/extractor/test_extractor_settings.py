@@ -49,7 +49,7 @@ def test_an_unknown_setting_in_the_file_is_refused(
 
 def test_no_open_door_by_accident(tmp_path: Path) -> None:
     assert Settings(store=tmp_path, host="127.0.0.1").bearer() is None
-    with pytest.raises(ValidationError, match="reachable from other machines"):
+    with pytest.raises(ValidationError, match="open to other machines"):
         Settings(store=tmp_path, host="0.0.0.0")
     assert Settings(store=tmp_path, host="0.0.0.0", allow_anonymous=True).bearer() is None
     secret = tmp_path / "token"

@@ -218,3 +218,27 @@ os.kill(os.getpid(), signal.SIGKILL)
     [job_id] = records.job_ids()
     assert not records.job(job_id).spooled and records.store.list(f"jobs/{job_id}") == ["job.json"]
     assert records.store.sweep_temporaries(older_than_s=-1) == 2
+
+
+def test_a_directory_that_becomes_a_link_while_it_is_opened_is_not_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for directory in (root / "in", outside):
+        directory.mkdir(parents=True)
+        (directory / "rows.jsonl").write_text(f"{directory.name}\n")
+    real_open, swapped = os.open, []
+
+    def swap_first(path: Any, *arguments: Any, **named: Any) -> int:
+        if not swapped:
+            swapped.append((root / "in").rename(root / "was"))
+            (root / "in").symlink_to(outside)
+        return real_open(path, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", swap_first)
+        with pytest.raises(InvalidRequest, match="dataset roots"):
+            open_dataset(str(root / "in" / "rows.jsonl"), (root,))
+    assert swapped
+    with open_dataset(str(root / "was" / "rows.jsonl"), (root,)) as file:
+        assert file.read() == b"in\n"

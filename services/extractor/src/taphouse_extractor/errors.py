@@ -5,6 +5,7 @@
     │   ├── InvalidRequest             a field, a line or an option is wrong; `param` names it
     │   ├── UnsupportedMedia           a body of a kind that the route doesn't take
     │   ├── Unauthorized               no token, or not one of ours
+    │   ├── Forbidden                  a token of ours that may not do this
     │   ├── NotFound                   no such job or shard
     │   ├── TooLarge                   over a limit, which the message names
     │   ├── TooBusy                    too many at once: try again soon
@@ -55,6 +56,10 @@ class Unauthorized(RequestError):
     """No bearer token, or not one of ours."""
 
 
+class Forbidden(RequestError):
+    """A token of ours, whose role or tenant doesn't allow this."""
+
+
 class NotFound(RequestError):
     """No such job or shard."""
 
@@ -64,7 +69,11 @@ class TooLarge(RequestError):
 
 
 class TooBusy(RequestError):
-    """Too many such requests at once."""
+    """Too many at once, or in a minute. `retry_after` is in seconds, where it is known."""
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after = retry_after
 
 
 class Conflict(RequestError):
@@ -132,6 +141,7 @@ HTTP: dict[type[Exception], HttpAnswer] = {
     InvalidRequest: HttpAnswer(422, "invalid_request_error"),
     UnsupportedMedia: HttpAnswer(415, "invalid_request_error"),
     Unauthorized: HttpAnswer(401, "authentication_error"),
+    Forbidden: HttpAnswer(403, "permission_error"),
     NotFound: HttpAnswer(404, "not_found_error"),
     TooLarge: HttpAnswer(413, "invalid_request_error"),
     TooBusy: HttpAnswer(429, "rate_limit_error", 2),

@@ -114,6 +114,7 @@ def build_api(settings: Settings) -> FastAPI:
         governor=panel,
         limits=Limits(settings.max_upload_bytes, settings.max_rows, settings.max_row_bytes),
         dataset_roots=settings.dataset_roots,
+        max_jobs=settings.max_jobs_per_token,
     )
 
     governor = Governor(
@@ -142,7 +143,8 @@ def build_api(settings: Settings) -> FastAPI:
 
     return create_app(
         context,
-        token=settings.bearer(),
+        tokens=settings.tokens(),
+        requests_per_minute=settings.requests_per_minute,
         open_metrics=settings.open_metrics,
         max_request_bytes=settings.max_request_bytes,
         body_timeout_s=settings.body_timeout_s,

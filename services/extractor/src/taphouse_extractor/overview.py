@@ -82,10 +82,17 @@ class Overview:
             ),
         )
 
-    def jobs(self, limit: int) -> list[Job]:
-        """The newest `limit` jobs, newest first."""
-        live = self.live()
-        return [describe(job, live) for job in self._progress.refresh()[-limit:][::-1]]
+    def jobs(self, limit: int, *, tenant: str | None = None) -> list[Job]:
+        """The newest `limit` jobs (of one tenant, where it is given), newest first."""
+        live, jobs = self.live(), self._progress.refresh()
+        if tenant is not None:
+            jobs = [job for job in jobs if job.record.tenant == tenant]
+        return [describe(job, live) for job in jobs[-limit:][::-1]]
+
+    def unfinished(self, owner: str) -> int:
+        """How many jobs of a token are not at their end."""
+        jobs = self._progress.refresh()
+        return sum(job.record.owner == owner and not (job.complete or job.cancelled) for job in jobs)
 
     def job(self, job_id: str) -> Job:
         """One job, with its first failures. Raises `NotFound`."""
@@ -147,6 +154,8 @@ def describe(job: JobProgress, live: Live) -> Job:
         state=state,
         reason=_reason(job, state, live),
         options=record.options,
+        owner=record.owner,
+        tenant=record.tenant,
         rows=record.rows,
         succeeded=job.succeeded,
         failed=job.failed,

@@ -56,12 +56,17 @@ class BatchRef(_Record):
 
 
 class JobRecord(_Record):
-    """A job's definition. `rows` is 0 and `spooled` false until all of its rows are in the store."""
+    """A job's definition. `rows` is 0 and `spooled` false until all of its rows are in the store.
+
+    `owner` is the name of the token it came with, `tenant` that token's tenant.
+    """
 
     version: int = 1
     id: str
     name: str | None = None
     options: JobOptions
+    owner: str | None = None
+    tenant: str | None = None
     rows: int = 0
     spooled: bool = False
     created_at: float

@@ -8,6 +8,8 @@ from pathlib import Path
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from taphouse_extractor.tokens import Tokens
+
 __all__ = ["Settings"]
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -51,8 +53,17 @@ class Settings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", description="Address the API listens on.")
     port: int = Field(default=8900, ge=0, le=65535, description="Port of the API; 0 takes a free one.")
-    token: SecretStr | None = Field(default=None, description="Bearer token that opens the API.")
+    token: SecretStr | None = Field(default=None, description="An admin's bearer token.")
     token_file: Path | None = Field(default=None, description="File that holds it.")
+    tokens_file: Path | None = Field(
+        default=None, description="JSON file of tokens' digests with their roles; docs/access.md."
+    )
+    requests_per_minute: int = Field(
+        default=6000, ge=0, description="Requests a minute of one token; 0: any number."
+    )
+    max_jobs_per_token: int = Field(
+        default=1000, ge=0, description="Unfinished jobs of one token; 0: any number."
+    )
     allow_anonymous: bool = Field(default=False, description="Serve other machines without a token.")
     open_metrics: bool = Field(default=True, description="/metrics needs no token.")
     dataset_roots: tuple[Path, ...] = Field(
@@ -143,14 +154,18 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _no_open_door(self) -> Settings:
         self.engine_bearer()  # a key that can't be sent is said at the start
-        if self.bearer() is None and not self.allow_anonymous and not _is_loopback(self.host):
+        if self.tokens().open and not self.allow_anonymous and not _is_loopback(self.host):
             raise ValueError(
-                f"host {self.host} is reachable from other machines: set a token, or allow_anonymous=true"
+                f"host {self.host} is open to other machines: set a token, tokens_file or allow_anonymous"
             )
         return self
 
+    def tokens(self) -> Tokens:
+        """Who may come in; raises ValueError where what says so can't be used."""
+        return Tokens(self.bearer(), self.tokens_file)
+
     def bearer(self) -> str | None:
-        """The API's token, None when it is open."""
+        """The one token of an API without a tokens file: an admin's."""
         return _secret(self.token, self.token_file)
 
     def engine_bearer(self) -> str | None:

@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 from taphouse.wire import JobOptions
 from taphouse_extractor.errors import InvalidRequest, TooLarge
 from taphouse_extractor.records import MAX_BATCHES, OFFSET, JobRecord, Records, new_job_id
+from taphouse_extractor.tokens import ANONYMOUS, Caller
 
 __all__ = ["Limits", "Spool", "open_dataset", "spool_file"]
 
@@ -40,10 +41,25 @@ class Limits:
 class Spool:
     """Takes a dataset in chunks: `feed`, then `finish` or `abort`. Raises `InvalidRequest`, `TooLarge`."""
 
-    def __init__(self, records: Records, limits: Limits, options: JobOptions, name: str | None) -> None:
+    def __init__(
+        self,
+        records: Records,
+        limits: Limits,
+        options: JobOptions,
+        name: str | None,
+        *,
+        by: Caller = ANONYMOUS,
+    ) -> None:
         self._records, self._limits = records, limits
         now = time.time()
-        self.job = JobRecord(id=new_job_id(now), name=name, options=options, created_at=now)
+        self.job = JobRecord(
+            id=new_job_id(now),
+            name=name,
+            options=options,
+            owner=by.name,
+            tenant=by.tenant,
+            created_at=now,
+        )
         self._max_rows = min(limits.max_rows, MAX_BATCHES * options.batch_size)
         self._tail, self._received, self._line, self._rows = bytearray(), 0, 0, 0
         rows, index = records.rows_paths(self.job.id)
@@ -150,15 +166,30 @@ def open_dataset(path: str, roots: tuple[Path, ...]) -> BinaryIO:
                 raise outside
             path = unquote(parts.path)
         real = Path(path).resolve(strict=True)
-        if not Path(path).is_absolute() or not any(real.is_relative_to(root.resolve()) for root in roots):
+        above = [root for given in roots if real.is_relative_to(root := given.resolve())]
+        if not Path(path).is_absolute() or not above:
             raise outside
-        descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = _open_below(above[0], real.relative_to(above[0]))
     except (OSError, ValueError, RuntimeError) as error:  # the last: links in a circle
         raise outside from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise outside
     return os.fdopen(descriptor, "rb")
+
+
+def _open_below(root: Path, relative: Path) -> int:
+    """Open a file step by step, following no link: one put in a directory's place since isn't entered."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    held = os.open(root, flags | os.O_DIRECTORY)
+    try:
+        for part in relative.parts[:-1]:
+            below = os.open(part, flags | os.O_DIRECTORY, dir_fd=held)
+            os.close(held)
+            held = below
+        return os.open(relative.name, flags, dir_fd=held)
+    finally:
+        os.close(held)
 
 
 def _short(error: Exception) -> str:

@@ -11,8 +11,10 @@ from taphouse_extractor import __version__
 from taphouse_extractor.api import extract, governor, jobs, ops, shards
 from taphouse_extractor.api.context import Context
 from taphouse_extractor.api.docs_page import add_docs_page
+from taphouse_extractor.api.door import Door, Pace, check_rules
 from taphouse_extractor.api.failures import RESPONSES, add_failures
-from taphouse_extractor.api.guards import BodyLimit, BodyTimeout, TokenGuard
+from taphouse_extractor.api.guards import BodyLimit, BodyTimeout
+from taphouse_extractor.tokens import Tokens
 
 __all__ = ["create_app"]
 
@@ -20,7 +22,8 @@ __all__ = ["create_app"]
 def create_app(
     context: Context,
     *,
-    token: str | None,
+    tokens: Tokens,
+    requests_per_minute: int,
     open_metrics: bool,
     max_request_bytes: int,
     body_timeout_s: float,
@@ -40,9 +43,10 @@ def create_app(
     app.add_middleware(BodyTimeout, seconds=body_timeout_s)
     add_failures(app)
     add_docs_page(app)
-    guard = [Depends(TokenGuard(token))]
+    guard = [Depends(Door(tokens, Pace(requests_per_minute)))]
     for router in (jobs.router, extract.router, shards.router, ops.guarded, governor.router):
         app.include_router(router, dependencies=guard, responses=RESPONSES)
     app.include_router(ops.open_router)
     app.include_router(ops.metrics_router, dependencies=[] if open_metrics else guard)
+    check_rules(app)
     return app

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, Request
 
-from taphouse.ledger import Ledger
+from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.store import Store
 from taphouse_extractor.direct import DirectExtraction
 from taphouse_extractor.doctor import Doctor
@@ -19,6 +20,8 @@ from taphouse_extractor.records import Records
 from taphouse_extractor.spool import Limits
 
 __all__ = ["Context", "Here"]
+
+SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,12 @@ class Context:
     governor: Panel
     limits: Limits
     dataset_roots: tuple[Path, ...]
+    max_jobs: int
+    """Unfinished jobs of one token; 0 bounds nothing."""
+
+    def shard(self, name: str) -> LedgerEntry | None:
+        """The entry of a shard, None when there is none or no shard can have this name."""
+        return self.ledger.find(name) if SHARD_NAME.fullmatch(name) else None
 
 
 def _context(request: Request) -> Context:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from math import ceil
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,6 +21,7 @@ RESPONSES: dict[int | str, dict[str, object]] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in {
         401: "No token, or not one of ours",
+        403: "The token's role or tenant doesn't allow this",
         404: "No such job or shard",
         413: "Over a limit, which the message names",
         422: "A field, line or option is wrong; `param` names it",
@@ -46,7 +48,8 @@ async def _known(_: Request, error: Exception) -> JSONResponse:
     answer = http_answer(error)
     if answer.status >= 500:
         log.warning("answered %d: %s", answer.status, error)
-    headers = {"Retry-After": str(answer.retry_after)} if answer.retry_after else {}
+    wait_s = getattr(error, "retry_after", None) or answer.retry_after
+    headers = {"Retry-After": str(ceil(wait_s))} if wait_s else {}
     if answer.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     detail = ErrorDetail(

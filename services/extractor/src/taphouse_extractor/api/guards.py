@@ -1,54 +1,35 @@
-"""Who may come in, and with how much: the bearer token, and the bound on a request's body."""
+"""With how much a request may come in, and how long it may take: bounds on its body."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 
-from fastapi import Request
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from taphouse_extractor.errors import Unauthorized
-
-__all__ = ["NDJSON", "BodyLimit", "BodyTimeout", "TokenGuard"]
+__all__ = ["NDJSON", "BodyLimit", "BodyTimeout"]
 
 NDJSON = "application/x-ndjson"
 
 
-class TokenGuard(HTTPBearer):
-    """A dependency that lets only `token` in, compared in constant time; None lets everybody in."""
-
-    def __init__(self, token: str | None) -> None:
-        super().__init__(auto_error=False, scheme_name="token", description="The service's token.")
-        self._expected = _digest(token) if token else None
-
-    async def __call__(self, request: Request) -> HTTPAuthorizationCredentials | None:
-        """Raise `Unauthorized` unless the request carries the token."""
-        given = await super().__call__(request)
-        if self._expected is None:
-            return given
-        if given is None:
-            raise Unauthorized("send the service's token: Authorization: Bearer <token>")
-        if not hmac.compare_digest(_digest(given.credentials), self._expected):
-            raise Unauthorized("this is not the service's token")
-        return given
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-
-
 class BodyLimit:
-    """Refuses bodies over `max_bytes` with 413 while they arrive; datasets are the spool's to bound."""
+    """Refuses bodies over `max_bytes` with 413 while they arrive; datasets are the spool's to bound.
+
+    Encoded bodies are refused with 415: nothing here inflates anything.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, counting its body."""
+        if scope["type"] == "http" and (encoding := _encoding(scope)) is not None:
+
+            async def refused() -> Message:
+                raise HTTPException(415, f"Content-Encoding {encoding!r:.40}: send the body as it is")
+
+            await self._app(scope, refused, send)
+            return
         if scope["type"] != "http" or _is_dataset(scope):
             await self._app(scope, receive, send)
             return
@@ -94,6 +75,11 @@ class BodyTimeout:
             return message
 
         await self._app(scope, timed, send)
+
+
+def _encoding(scope: Scope) -> str | None:
+    found = [value.strip().lower() for name, value in scope["headers"] if name == b"content-encoding"]
+    return next((value.decode("latin-1") for value in found if value not in (b"", b"identity")), None)
 
 
 def _is_dataset(scope: Scope) -> bool:

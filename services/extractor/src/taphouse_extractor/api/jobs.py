@@ -15,12 +15,14 @@ from starlette.exceptions import HTTPException
 
 from taphouse.wire import Job, JobList, JobOptions, JobRequest
 from taphouse_extractor.api.context import Context, Here
+from taphouse_extractor.api.door import Asking
 from taphouse_extractor.api.guards import NDJSON
-from taphouse_extractor.errors import Conflict, InvalidRequest, UnsupportedMedia
+from taphouse_extractor.errors import Conflict, InvalidRequest, TooBusy, UnsupportedMedia
 from taphouse_extractor.records import JobRecord
 from taphouse_extractor.rows import describe
 from taphouse_extractor.spool import Spool, open_dataset, spool_file
 from taphouse_extractor.states import may_cancel
+from taphouse_extractor.tokens import Caller
 
 __all__ = ["router"]
 
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 router = APIRouter(tags=["jobs"])
 DRAIN_BYTES = 64 << 20
 DRAIN_S = 10.0
+JOBS_RETRY_S = 60
 _SCHEMA = JobRequest.model_json_schema(ref_template="#/components/schemas/{model}")
 _SCHEMA.pop("$defs", None)
 _BODY: dict[str, Any] = {
@@ -47,6 +50,7 @@ _BODY: dict[str, Any] = {
 async def enqueue(
     request: Request,
     here: Here,
+    who: Asking,
     options: Annotated[str, Query(description="JobOptions as JSON; for an uploaded dataset.")] = "{}",
     name: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Job:
@@ -59,10 +63,11 @@ async def enqueue(
     _check_name(name)
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     await run_in_threadpool(here.gate.admit)
+    await run_in_threadpool(_check_jobs, here, who)
     if kind == NDJSON:
-        record = await _upload(request, here, _parse_options(options), name)
+        record = await _upload(request, here, who, _parse_options(options), name)
     elif kind == "application/json":
-        record = await run_in_threadpool(_read_path, here, _parse_request(await request.body()))
+        record = await run_in_threadpool(_read_path, here, who, _parse_request(await request.body()))
     else:
         raise UnsupportedMedia(f"Content-Type {kind or 'missing'}: send {NDJSON} or application/json")
     log.info("job %s: %d rows in %d batches", record.id, record.rows, record.batches)
@@ -70,9 +75,9 @@ async def enqueue(
 
 
 @router.get("/v1/jobs")
-def list_jobs(here: Here, limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> JobList:
-    """Jobs, newest first."""
-    return JobList(jobs=here.overview.jobs(limit))
+def list_jobs(here: Here, who: Asking, limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> JobList:
+    """Jobs, newest first; for a tenant's token those of its tenant."""
+    return JobList(jobs=here.overview.jobs(limit, tenant=who.tenant))
 
 
 @router.get("/v1/jobs/{job_id}")
@@ -89,6 +94,14 @@ def cancel(here: Here, job_id: str) -> Job:
         raise Conflict(f"job {job_id} is {job.state.value} already", param="job_id")
     here.records.cancel(job_id)
     return here.overview.job(job_id)
+
+
+def _check_jobs(here: Context, who: Caller) -> None:
+    if here.max_jobs and here.overview.unfinished(who.name) >= here.max_jobs:
+        raise TooBusy(
+            f"this token has {here.max_jobs} unfinished jobs already: wait for one, or cancel one",
+            retry_after=JOBS_RETRY_S,
+        )
 
 
 def _parse_options(text: str) -> JobOptions:
@@ -113,9 +126,11 @@ def _check_name(name: str | None) -> None:
         raise InvalidRequest("name: holds characters that can't be printed", param="name")
 
 
-async def _upload(request: Request, here: Context, options: JobOptions, name: str | None) -> JobRecord:
+async def _upload(
+    request: Request, here: Context, who: Caller, options: JobOptions, name: str | None
+) -> JobRecord:
     """Spool the body as it arrives; whatever ends it early leaves no job."""
-    spool = await run_in_threadpool(Spool, here.records, here.limits, options, name)
+    spool = await run_in_threadpool(Spool, here.records, here.limits, options, name, by=who)
     chunks = request.stream()
     try:
         async for chunk in chunks:
@@ -138,9 +153,9 @@ async def _drain(chunks: AsyncIterator[bytes]) -> None:
                     return
 
 
-def _read_path(here: Context, wanted: JobRequest) -> JobRecord:
+def _read_path(here: Context, who: Caller, wanted: JobRequest) -> JobRecord:
     with open_dataset(wanted.path, here.dataset_roots) as file:
-        spool = Spool(here.records, here.limits, wanted.options, wanted.name)
+        spool = Spool(here.records, here.limits, wanted.options, wanted.name, by=who)
         try:
             return spool_file(file, spool)
         except BaseException:

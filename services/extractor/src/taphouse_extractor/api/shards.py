@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from typing import Annotated
 
@@ -11,32 +12,56 @@ from fastapi.responses import FileResponse
 
 from taphouse.ledger import LedgerEntry
 from taphouse.wire import ShardInfo, ShardList
-from taphouse_extractor.api.context import Here
+from taphouse_extractor.api.context import Context, Here
+from taphouse_extractor.api.door import Asking, sees_job
 from taphouse_extractor.errors import NotFound
+from taphouse_extractor.tokens import Caller
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["shards"])
-SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\.safetensors")
+LOOKED_AT = 10_000
 
 
 @router.get("/v1/shards")
 def list_shards(
     here: Here,
+    who: Asking,
     after: Annotated[int, Query(ge=0, description="A cursor: the last sequence number seen.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> ShardList:
-    """Ledger entries after a cursor, in order. Ask again with `after=next_after`."""
+    """Ledger entries after a cursor, in order. Ask again with `after=next_after`.
+
+    A tenant's token gets those of its tenant; there may be more while `next_after` is below `head`.
+    """
     head = here.ledger.head()
-    entries = islice(here.ledger.entries(after), limit) if after < head else iter(())
-    shards = [_info(entry) for entry in entries]
-    return ShardList(shards=shards, next_after=shards[-1].seq if shards else after, head=head)
+    entries = here.ledger.entries(after) if after < head else iter(())
+    if who.tenant is None:
+        shards = [_info(entry) for entry in islice(entries, limit)]
+        return ShardList(shards=shards, next_after=shards[-1].seq if shards else after, head=head)
+    shards, after = _own(here, who, entries, limit, after)
+    return ShardList(shards=shards, next_after=after, head=head)
+
+
+def _own(
+    here: Context, who: Caller, entries: Iterator[LedgerEntry], limit: int, after: int
+) -> tuple[list[ShardInfo], int]:
+    """At most `limit` of the caller's tenant among the next entries, and the last number looked at."""
+    sees = cache(lambda job_id: job_id is not None and sees_job(here, who, job_id))
+    found: list[ShardInfo] = []
+    for entry in islice(entries, LOOKED_AT):
+        after = entry.seq
+        if sees(entry.job_id):
+            found.append(_info(entry))
+        if len(found) == limit:
+            break
+    return found, after
 
 
 @router.get("/v1/shards/{name}", response_class=FileResponse)
 def download(here: Here, name: str) -> FileResponse:
     """The file of a shard. `Range` is honoured; X-Taphouse-SHA256 is that of the whole file."""
-    entry = here.ledger.find(name) if SHARD_NAME.fullmatch(name) else None
+    entry = here.shard(name)
     if entry is None or not here.store.exists(entry.path):
         raise NotFound(f"there is no shard {name!r:.120}", param="name")
     return FileResponse(
