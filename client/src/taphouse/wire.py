@@ -41,7 +41,7 @@ __all__ = [
 
 
 class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class _Answer(BaseModel):
@@ -123,7 +123,7 @@ class JobRequest(_Request):
 class Row(BaseModel):
     """One row of a dataset. `messages` is taken first, then `prompt`, then `text`; the rest is ignored."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
 
     id: str | None = Field(default=None, max_length=256)
     messages: list[dict[str, Any]] | None = None

@@ -7,7 +7,6 @@ taphouse-extractor worker  one worker: run as many as the engine can feed
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import socket
 import sys
@@ -21,11 +20,14 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import ValidationError
 
+from taphouse import logs
 from taphouse.errors import TaphouseError
 from taphouse.ledger import Ledger
+from taphouse.settings_problems import settings_problems
 from taphouse.store import LocalStore
 from taphouse_extractor import __version__
 from taphouse_extractor.api import Context, create_app
+from taphouse_extractor.api.audit import write_to
 from taphouse_extractor.direct import DirectExtraction, DirectLimits
 from taphouse_extractor.doctor import Doctor
 from taphouse_extractor.engine import Engine
@@ -198,17 +200,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known, rest = parser.parse_known_args(
         [a for a in given if a not in ("-h", "--help")] if wants_help else given
     )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logs.set_up("text")
     try:
         settings = _settings(
             known.env_file, f"taphouse-extractor {known.command}", [*rest, "--help"] if wants_help else rest
         )
+        logs.set_up(settings.log_format, secrets=settings.secrets())
         run_api(settings) if known.command == "api" else work(settings)
     except ValidationError as error:
-        for problem in error.errors(include_url=False, include_input=False):
-            where = ".".join(str(part) for part in problem["loc"])
-            print(f"taphouse-extractor: {where or 'settings'}: {problem['msg']}", file=sys.stderr)
+        for line in settings_problems(error, Settings.model_config["env_prefix"]):
+            print(f"taphouse-extractor: {line}", file=sys.stderr)
         sys.exit(2)
     except _SettingsUnread as error:
         print(f"taphouse-extractor: {error}", file=sys.stderr)
@@ -238,6 +239,7 @@ def _settings(env_file: Path | None, name: str, arguments: list[str]) -> Setting
 
 def run_api(settings: Settings) -> None:
     """Serve the API until SIGTERM or SIGINT."""
+    write_to(settings.audit_log)
     uvicorn.run(
         build_api(settings), host=settings.host, port=settings.port, log_level="warning", access_log=False
     )

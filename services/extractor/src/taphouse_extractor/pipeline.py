@@ -8,6 +8,7 @@ the first outcome stays. So a worker may die anywhere, or two may run the same b
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -34,6 +35,7 @@ from taphouse_extractor.rows import Mask, Numbered, Prompt, number_rows, parse_r
 
 __all__ = ["Pipeline", "pin_of", "to_sample"]
 
+log = logging.getLogger(__name__)
 LOST = "made no sample when its batch was sealed; a worker that died since knew why"
 
 
@@ -126,6 +128,8 @@ class Pipeline:
             with open_shard(self._records.store.local_path(facts.path)) as shard:
                 sealed = {sample.id for sample in shard.header.samples}
         missing = [row for row in rows if row.id not in sealed]
+        for row in missing:  # why stands in the outcome: a reason may quote the row
+            log.info("a row made no sample", extra={"row": row.row, "sample": row.id})
         return self._records.put_outcome(
             Outcome(
                 job_id=ref.job_id,

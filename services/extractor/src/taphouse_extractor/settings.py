@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from taphouse.logs import LogFormat
 from taphouse_extractor.tokens import Tokens
 
 __all__ = ["Settings"]
@@ -31,6 +33,10 @@ class Settings(BaseSettings):
     store: Path = Field(description="Root directory of the store.")
     redis_url: SecretStr = Field(
         default=SecretStr("redis://127.0.0.1:6379/0"), description="May hold a password."
+    )
+    log_format: LogFormat = Field(default="text", description="Log lines as text, or as JSON objects.")
+    audit_log: Path | None = Field(
+        default=None, description="File for the API's audit lines (JSON); without one they are in its log."
     )
     queue_name: str = Field(
         default="taphouse",
@@ -166,19 +172,29 @@ class Settings(BaseSettings):
 
     def bearer(self) -> str | None:
         """The one token of an API without a tokens file: an admin's."""
-        return _secret(self.token, self.token_file)
+        return _secret("token", self.token, self.token_file)
 
     def engine_bearer(self) -> str | None:
         """The key of the tap's endpoint, None when it has none."""
-        return _secret(self.engine_key, self.engine_key_file)
+        return _secret("engine_key", self.engine_key, self.engine_key_file)
+
+    def secrets(self) -> list[str]:
+        """What may stand in no log."""
+        password = urlsplit(self.redis_url.get_secret_value()).password
+        found = (self.bearer(), self.engine_bearer(), password, unquote(password or ""))
+        return [secret for secret in found if secret]
 
 
-def _secret(value: SecretStr | None, file: Path | None) -> str | None:
-    text = value.get_secret_value() if value else file.read_text(encoding="utf-8").strip() if file else None
-    if text and not (
-        text.isascii() and text.isprintable()
-    ):  # HTTP would refuse it, and quote it in its error
-        raise ValueError("a token or key holds line ends or characters beyond ASCII: put one on one line")
+def _secret(name: str, value: SecretStr | None, file: Path | None) -> str | None:
+    """The secret of a setting or of its file; raises ValueError naming it, without what it holds."""
+    try:
+        text = value.get_secret_value() if value else file.read_text(encoding="utf-8").strip() if file else ""
+    except OSError as error:
+        raise ValueError(f"{name}_file: {file} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}_file: {file} is not UTF-8: put one {name} on one line") from error
+    if not (text.isascii() and (text.isprintable())):  # HTTP would refuse it, and quote it in its error
+        raise ValueError(f"{name} holds line ends or characters beyond ASCII: put one on one line")
     return text or None
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import redis
 
 from taphouse.errors import StoreDenied, StoreFull
+from taphouse.logs import fields
 from taphouse_extractor.errors import BatchBusy, EngineUnavailable, JobCancelled
 from taphouse_extractor.leases import Leases, Tries
 from taphouse_extractor.pipeline import Pipeline
@@ -60,7 +61,7 @@ class BatchRunner:
         A time-out of the queue is an `Exception` like any other, so nothing here catches without raising on,
         but for what is named.
         """
-        with self._open_links() as links:
+        with fields(job=ref.job_id, batch=ref.batch), self._open_links() as links:
             try:
                 with links.leases.hold(ref, self._name, deadline_s=self._deadline_s):
                     self._run(ref, links)
@@ -76,13 +77,14 @@ class BatchRunner:
             waits = links.leases.tries_of(ref).waits
             delay = max(getattr(error, "retry_after", None) or 0.0, self._backoff.after(waits))
             links.leases.count_wait(ref, str(error), delay_s=delay)
-            log.warning("batch %s waits %.1f s: %s", ref, delay, error)
+            log.warning("it waits %.1f s: %s", delay, error)
         except BaseException as error:
             self._count_bad(ref, links.leases.tries_of(ref), links.leases, f"{type(error).__name__}: {error}")
             raise
         else:
             links.leases.forget(ref)
-            log.info("batch %s: %d of %d rows sealed", ref, outcome.succeeded, outcome.rows)
+            facts = outcome.model_dump(include={"shard", "tokens", "bytes"})
+            log.info("%d of %d rows sealed", outcome.succeeded, outcome.rows, extra=facts)
 
     def _count_bad(self, ref: BatchRef, tries: Tries, leases: Leases, reason: str) -> None:
         leases.count_bad(ref, reason, delay_s=self._backoff.after(tries.bad))

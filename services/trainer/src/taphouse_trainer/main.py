@@ -17,8 +17,10 @@ from contextlib import ExitStack
 import torch
 from pydantic import ValidationError
 
+from taphouse import logs
 from taphouse.errors import StoreBusy, TaphouseError
 from taphouse.ledger import Ledger
+from taphouse.settings_problems import settings_problems
 from taphouse.store import LocalStore, Store
 from taphouse_trainer.batches import Packing, torch_dtype
 from taphouse_trainer.checkpoint import Checkpoints, Interval, Stored, TrainingState
@@ -48,17 +50,17 @@ _FLEX_BLOCK = 128
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse settings, train, and turn errors into one readable line."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logs.set_up("text")
     try:
         settings = load_settings(sys.argv[1:] if arguments is None else arguments)
     except ValidationError as e:
-        for problem in e.errors():
-            name = ".".join(str(part) for part in problem["loc"]) or "settings"
-            print(f"taphouse-trainer: {name}: {problem['msg']}", file=sys.stderr)
+        for line in settings_problems(e, Settings.model_config["env_prefix"]):
+            print(f"taphouse-trainer: {line}", file=sys.stderr)
         return 2
     except (ValueError, OSError) as e:
         print(f"taphouse-trainer: {e}", file=sys.stderr)
         return 2
+    logs.set_up(settings.log_format)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -154,7 +154,11 @@ class Progress:
         metrics.tokens_per_second.set(rate)
         if not finite:
             metrics.skipped_steps.inc()
-            log.warning("step %d: gradients are not finite; weights left alone", entry["step"])
+            log.warning(
+                "step %d: gradients are not finite; weights left alone",
+                entry["step"],
+                extra={"step": entry["step"]},
+            )
         self._accuracies("training", entry["accuracy"])
         self._publish()
 
@@ -177,7 +181,12 @@ class Progress:
         self._metrics.held_out_loss.set(loss)
         self._accuracies("held_out", accuracy)
         log.info(
-            "step %d: held-out loss %.3f, acceptance length %.2f (%d samples)", step, loss, length, samples
+            "step %d: held-out loss %.3f, acceptance length %.2f (%d samples)",
+            step,
+            loss,
+            length,
+            samples,
+            extra={"step": step},
         )
         self._last_step_at = time.monotonic()
 
@@ -185,7 +194,7 @@ class Progress:
         """A checkpoint was written."""
         self._record.update(checkpoint=step, checkpoint_path=str(path))
         self._metrics.checkpoint_step.set(step)
-        log.info("step %d: saved %s", step, path)
+        log.info("step %d: saved %s", step, path, extra={"step": step})
         self._last_step_at = time.monotonic()
 
     def close(self, ending: str) -> None:
@@ -224,6 +233,7 @@ class Progress:
                     self._record[k]
                     for k in ("step", "epoch", "loss", "accuracy", "tokens_per_s", "cursor", "head")
                 ),
+                extra={k: self._record[k] for k in ("step", "loss", "accuracy", "cursor")},
             )
 
 

@@ -14,6 +14,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from taphouse.logs import LogFormat
+
 
 class Settings(BaseSettings):
     """Follow a store's ledger and train an EAGLE-3 draft model from its shards.
@@ -40,6 +42,7 @@ class Settings(BaseSettings):
     name: str = Field(
         "trainer", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="Name among the store's consumers."
     )
+    log_format: LogFormat = Field("text", description="Log lines as text, or as JSON objects.")
 
     layers: tuple[int, ...] | None = Field(
         None, description="Auxiliary layer ids (default: those of the first shard)."

@@ -110,7 +110,14 @@ class ShardGate:
 
     def refuse(self, entry: LedgerEntry, error: ShardRefused) -> None:
         """Leave a shard out from now on."""
-        log.warning("shard %s (ledger entry %d) refused: %s: %s", entry.shard, entry.seq, error.reason, error)
+        log.warning(
+            "shard %s (ledger entry %d) refused: %s: %s",
+            entry.shard,
+            entry.seq,
+            error.reason,
+            error,
+            extra={"shard": entry.shard, "seq": entry.seq, "job": entry.job_id, "batch": entry.batch},
+        )
         self.refused.append(Refused(entry.seq, entry.shard, error.reason, str(error)))
         self._verdicts[entry.seq] = None
 

@@ -9,6 +9,7 @@ from fastapi import Depends, FastAPI
 
 from taphouse_extractor import __version__
 from taphouse_extractor.api import extract, governor, jobs, ops, shards
+from taphouse_extractor.api.audit import Audit
 from taphouse_extractor.api.context import Context
 from taphouse_extractor.api.docs_page import add_docs_page
 from taphouse_extractor.api.door import Door, Pace, check_rules
@@ -41,6 +42,7 @@ def create_app(
     app.state.context = context
     app.add_middleware(BodyLimit, max_bytes=max_request_bytes)
     app.add_middleware(BodyTimeout, seconds=body_timeout_s)
+    app.add_middleware(Audit)
     add_failures(app)
     add_docs_page(app)
     guard = [Depends(Door(tokens, Pace(requests_per_minute)))]

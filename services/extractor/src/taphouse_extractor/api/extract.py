@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from taphouse.wire import ExtractRequest
+from taphouse_extractor.api.audit import Notes
 from taphouse_extractor.api.context import Here
 
 __all__ = ["router"]
@@ -21,8 +22,9 @@ SHARD_MEDIA = "application/octet-stream"
     response_class=Response,
     responses={200: {"content": {SHARD_MEDIA: {}}, "description": "One shard; see X-Taphouse-SHA256"}},
 )
-def extract(here: Here, request: ExtractRequest) -> Response:
+def extract(here: Here, request: ExtractRequest, notes: Notes) -> Response:
     """Extract a few rows now; the answer is the bytes of one shard. All rows succeed, or none is answered."""
+    notes["rows"] = len(request.rows)
     body, samples = here.direct.run(request)
     headers = {
         "X-Taphouse-SHA256": hashlib.sha256(body).hexdigest(),

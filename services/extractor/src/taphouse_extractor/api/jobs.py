@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from taphouse.wire import Job, JobList, JobOptions, JobRequest
+from taphouse_extractor.api.audit import Notes
 from taphouse_extractor.api.context import Context, Here
 from taphouse_extractor.api.door import Asking
 from taphouse_extractor.api.guards import NDJSON
@@ -51,6 +52,8 @@ async def enqueue(
     request: Request,
     here: Here,
     who: Asking,
+    notes: Notes,
+    *,
     options: Annotated[str, Query(description="JobOptions as JSON; for an uploaded dataset.")] = "{}",
     name: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Job:
@@ -70,7 +73,8 @@ async def enqueue(
         record = await run_in_threadpool(_read_path, here, who, _parse_request(await request.body()))
     else:
         raise UnsupportedMedia(f"Content-Type {kind or 'missing'}: send {NDJSON} or application/json")
-    log.info("job %s: %d rows in %d batches", record.id, record.rows, record.batches)
+    notes |= {"job": record.id, "rows": record.rows}
+    log.info("enqueued: %d rows in %d batches", record.rows, record.batches, extra={"job": record.id})
     return await run_in_threadpool(here.overview.job, record.id)
 
 
