@@ -78,7 +78,8 @@ class Bench:
     def _modes(self, number: int) -> list[Mode]:
         modes = order(number, self.sweep, governed=self.governor is not None)
         kept = [mode for mode in modes if not self.only or mode.name.startswith(self.only)]
-        return [mode for mode in kept if self._two_classes or mode.engine != CLASSES]
+        up = [mode for mode in kept if mode.engine in self.servers]
+        return [mode for mode in up if self._two_classes or mode.engine != CLASSES]
 
     def _look_at_scheduler(self) -> None:
         """An engine whose two-class scheduler is off would be measured as if it were on."""

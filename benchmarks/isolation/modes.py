@@ -53,17 +53,13 @@ def rank(name: str) -> int:
 
 
 def order(number: int, sweep: Sequence[float], *, governed: bool = True) -> list[Mode]:
-    """The passes of round `number`, in order.
+    """The passes of round `number`, in order: all modes once, then `none` and `governed` again and again.
 
-    Odd rounds run backwards, each group still beginning with its `none`. Round 0 tries all quotas of
-    `sweep` and `none` twice, later ones the middle quota alone.
+    Odd rounds run backwards, so that neither is always the first.
     """
-    quotas = [quota(ms) for ms in (sweep if number == 0 else sweep[len(sweep) // 2 : len(sweep) // 2 + 1])]
-    classes = [*([GOVERNED] if governed else []), *quotas]
-    plain = [UNPROTECTED, PRIORITY]
-    if number % 2:
-        classes.reverse()
-        plain.reverse()
-    groups = {CLASSES: [NONE, *classes, *([NONE_AGAIN] if number == 0 else [])], PLAIN: [NONE_PLAIN, *plain]}
-    names = [CLASSES, PLAIN] if number % 2 == 0 else [PLAIN, CLASSES]
-    return [mode for name in names for mode in groups[name]]
+    governor = [GOVERNED] if governed else []
+    if number:
+        pair = [NONE, *governor]
+        return pair[::-1] if number % 2 else pair
+    classes = [NONE, *governor, *map(quota, sweep), NONE_AGAIN]
+    return [*classes, NONE_PLAIN, UNPROTECTED, PRIORITY]
