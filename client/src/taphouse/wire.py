@@ -151,6 +151,7 @@ class RowFailure(_Answer):
     id: str | None = None
     reason: str
     skipped: bool = False
+    kind: str | None = Field(default=None, description="The reason as a stable name, such as row_refused.")
 
 
 class Batches(_Answer):

@@ -372,6 +372,10 @@ def test_metrics_come_from_the_store(serve: Serve) -> None:
     service = serve()
     job = service.bench.job([{"prompt": "good"}, {"prompt": "REFUSE"}, {"prompt": "x" * 20}], max_length=9)
     service.bench.run_all(job)
+    put_json(service.bench.store, "consumers/slow.json", {"cursor": 0})
+    put_json(service.bench.store, "consumers/quick.json", {"cursor": 1})
+    for token in ("wrong", "wrong", TOKEN):
+        httpx.get(service.url + "/v1/jobs/x", headers={"Authorization": f"Bearer {token}"})
     text = httpx.get(service.url + "/metrics").text
     values = {
         (sample.name, *sample.labels.values()): sample.value
@@ -384,6 +388,19 @@ def test_metrics_come_from_the_store(serve: Serve) -> None:
     assert values["taphouse_batches", "finished"] == 1
     assert values["taphouse_jobs", "done"] == 1
     assert values["taphouse_ledger_head",] == 1
+    assert values["taphouse_rejected_rows_total", "row_refused"] == 1
+    assert values["taphouse_rejected_rows_total", "too_long"] == 1
+    stored, raw = (values[f"taphouse_{name}_total", "planes-zstd1"] for name in ("shard_bytes", "raw_bytes"))
+    assert (stored, raw) == (service.client.job(job.id).bytes, service.client.job(job.id).raw_bytes)
+    for stage in ("capture", "encode", "seal", "ledger"):
+        assert values["taphouse_batch_stage_seconds_count", stage] == 1
+        assert values["taphouse_batch_stage_seconds_bucket", "+Inf", stage] == 1
+    assert values["taphouse_batch_stage_seconds_count", "queue_wait"] == 0
+    assert values["taphouse_consumer_lag_entries", "slow"] == 1
+    assert 0 < values["taphouse_consumer_lag_seconds", "slow"] < 3600
+    assert values["taphouse_consumer_lag_seconds", "quick"] == 0
+    assert values["taphouse_refused_requests_total", "unauthorized"] == 2
+    assert values["taphouse_refused_requests_total", "not_found"] == 1
     assert values["taphouse_workers", "idle"] == 0
 
 

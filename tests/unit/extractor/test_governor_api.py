@@ -133,7 +133,10 @@ def test_metrics(serve: Serve) -> None:
     values = {sample.name: sample for sample in samples}
     assert values["taphouse_governor_limit_seconds"].value == 0.005
     assert values["taphouse_governor_stopped"].value == 0
-    assert values["taphouse_governor_info"].labels == {"mode": "pinned"}
+    assert values["taphouse_governor_info"].labels == {
+        "mode": "pinned",
+        "reason": "pinned at # ms by the operator",
+    }
     assert "taphouse_governor_slowdown_ratio" not in values
     assert values["taphouse_engine_latency_seconds"].labels["requests"] == "production"
 

@@ -36,7 +36,8 @@ FAILURE_TTL_S = 3600
 MONITOR_S = 10
 WORKER_TTL_S = 60
 RESTART_WAIT_S = 2.0
-RunBatch = Callable[[BatchRef], None]
+RunBatch = Callable[[BatchRef, "float | None"], None]
+"""Runs a batch; the seconds that it was queued for, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class BatchQueue:
         rq_id = f"{ref.job_id}_{ref.batch:06d}_{secrets.token_hex(4)}"
         self._queue.enqueue_call(
             RUN_BATCH,
-            kwargs={"job_id": ref.job_id, "batch": ref.batch},
+            kwargs={"job_id": ref.job_id, "batch": ref.batch, "queued_at": time.time()},
             timeout=self._timeout_s,
             result_ttl=0,
             failure_ttl=FAILURE_TTL_S,
@@ -103,8 +104,9 @@ def _refs(rq_ids: list[str]) -> dict[str, BatchRef]:
 def _allowed_job(run: RunBatch) -> type[Job]:
     """A job class that can run `run`, under the name RUN_BATCH, and nothing else."""
 
-    def run_batch(job_id: str, batch: int) -> None:
-        run(BatchRef(job_id=job_id, batch=batch))
+    def run_batch(job_id: str, batch: int, queued_at: float | None = None) -> None:
+        waited_s = time.time() - queued_at if isinstance(queued_at, float) else None
+        run(BatchRef(job_id=job_id, batch=batch), waited_s)
 
     allowed = {RUN_BATCH: run_batch}
 

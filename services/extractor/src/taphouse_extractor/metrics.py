@@ -1,20 +1,32 @@
 """Prometheus metrics, made anew from store, Redis and engine at every scrape.
 
-Work-horses are forked for each batch, so what they count in memory is gone with them: nothing here is counted
-in memory. Totals are over what the store holds.
+Work-horses are forked for each batch, so what they count in memory is gone with them: a batch's durations and
+reasons are in its outcome. Totals are over what the store holds, so they outlast every process; only refused
+requests are counted in memory, by each API process its own.
+
+Labels have few values: no ids, no prompts, no free text with numbers in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from taphouse.wire import Job, QueueStatus
+from taphouse_extractor.tally import Tally
 
-__all__ = ["render"]
+__all__ = ["Moment", "Snapshot", "render"]
 
 TOTALS = (
     ("samples", "succeeded", "Samples sealed"),
@@ -22,8 +34,6 @@ TOTALS = (
     ("skipped_rows", "skipped", "Rows left out: too long, or of a cancelled job"),
     ("tokens", "tokens", "Rows of hidden states sealed"),
     ("shards", "shards", "Shards sealed"),
-    ("shard_bytes", "bytes", "Bytes of sealed shards"),
-    ("raw_bytes", "raw_bytes", "Bytes of the same states before compression"),
 )
 LATENCY = (
     ("itl", 0.5, "itl_p50"),
@@ -33,11 +43,27 @@ LATENCY = (
 )
 
 
-class _Snapshot(Collector):
-    def __init__(self, queue: QueueStatus, jobs: list[Job], free_bytes: int) -> None:
-        self._queue, self._jobs, self._free_bytes = queue, jobs, free_bytes
+@dataclass(frozen=True)
+class Moment:
+    """What is rendered. `refused` are answers over 399 by code, `lag_s` seconds by consumer."""
+
+    queue: QueueStatus
+    jobs: list[Job]
+    free_bytes: int
+    tally: Tally
+    refused: Mapping[str, int]
+    lag_s: Mapping[str, float]
+
+
+class Snapshot(Collector):
+    """The metrics of one moment."""
+
+    def __init__(self, moment: Moment) -> None:
+        self._queue, self._jobs, self._free_bytes = moment.queue, moment.jobs, moment.free_bytes
+        self._tally, self._refused, self._lag_s = moment.tally, moment.refused, moment.lag_s
 
     def collect(self) -> Iterator[Metric]:
+        """All of them."""
         for name, field, text in TOTALS:
             yield CounterMetricFamily(
                 f"taphouse_{name}", text, value=sum(getattr(job, field) for job in self._jobs)
@@ -61,8 +87,33 @@ class _Snapshot(Collector):
         yield GaugeMetricFamily(
             "taphouse_store_free_bytes", "Free space of the store", value=self._free_bytes
         )
+        yield _labelled(
+            "taphouse_consumer_lag_seconds",
+            "Age of the oldest ledger entry that a consumer has not reached",
+            "consumer",
+            self._lag_s,
+        )
+        yield from self._batches()
         yield from self._engines()
         yield from self._governor()
+
+    def _batches(self) -> Iterator[Metric]:
+        stages = HistogramMetricFamily(
+            "taphouse_batch_stage_seconds", "What finished batches' time went into", labels=["stage"]
+        )
+        for name, durations in self._tally.stages.items():
+            stages.add_metric([name], durations.buckets(), durations.sum_s)
+        yield stages
+        for name, text, label, values in (
+            ("shard_bytes", "Bytes of sealed shards", "codec", self._tally.bytes),
+            ("raw_bytes", "Bytes of the same states before compression", "codec", self._tally.raw_bytes),
+            ("rejected_rows", "Rows that made no sample, by kind of reason", "reason", self._tally.rejected),
+            ("refused_requests", "Requests answered with an error, by its code", "code", self._refused),
+        ):
+            family = CounterMetricFamily(f"taphouse_{name}", text, labels=[label])
+            for key, value in sorted(values.items()):
+                family.add_metric([key], value)
+            yield family
 
     def _engines(self) -> Iterator[Metric]:
         capture = {engine.url: engine.capture == "on" for engine in self._queue.engines}
@@ -83,7 +134,11 @@ class _Snapshot(Collector):
         governor = self._queue.governor
         if governor is None:
             return
-        yield InfoMetricFamily("taphouse_governor", "What governs", value={"mode": governor.mode.value})
+        yield InfoMetricFamily(
+            "taphouse_governor",
+            "What governs, and why; # stands for numbers",
+            value={"mode": governor.mode.value, "reason": _template(governor.reason)},
+        )
         if governor.busy_ms is not None:
             yield GaugeMetricFamily(
                 "taphouse_governor_limit_seconds",
@@ -102,7 +157,7 @@ class _Snapshot(Collector):
 
 
 def _labelled(
-    name: str, text: str, label: str, values: dict[str, int] | dict[str, bool]
+    name: str, text: str, label: str, values: Mapping[str, int] | Mapping[str, float]
 ) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, text, labels=[label])
     for key, value in values.items():
@@ -110,8 +165,13 @@ def _labelled(
     return family
 
 
-def render(queue: QueueStatus, jobs: list[Job], free_bytes: int) -> bytes:
+def _template(reason: str) -> str:
+    """A reason as one of few texts: its first part, without numbers."""
+    return re.sub(r"\b\d+(\.\d+)?(e-?\d+)?\b", "#", reason.partition(";")[0])
+
+
+def render(moment: Moment) -> bytes:
     """Prometheus text of one moment."""
     registry = CollectorRegistry()
-    registry.register(_Snapshot(queue, jobs, free_bytes))
+    registry.register(Snapshot(moment))
     return generate_latest(registry)

@@ -21,6 +21,7 @@ from taphouse_extractor.monitor import EngineMonitor
 from taphouse_extractor.progress import JobProgress, Progress, rate
 from taphouse_extractor.records import BatchRef
 from taphouse_extractor.states import Facts, state_of
+from taphouse_extractor.tally import Tally
 
 __all__ = ["Live", "Overview", "read_consumers"]
 
@@ -88,6 +89,11 @@ class Overview:
         if tenant is not None:
             jobs = [job for job in jobs if job.record.tenant == tenant]
         return [describe(job, live) for job in jobs[-limit:][::-1]]
+
+    @property
+    def tally(self) -> Tally:
+        """Figures over all outcomes, as of the last look at the store."""
+        return self._progress.tally
 
     def unfinished(self, owner: str) -> int:
         """How many jobs of a token are not at their end."""

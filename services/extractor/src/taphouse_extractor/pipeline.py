@@ -29,9 +29,17 @@ from taphouse.shards import (
 )
 from taphouse.wire import JobOptions, RowFailure
 from taphouse_extractor.engine import Capture, Engine, in_order, meta_of
-from taphouse_extractor.errors import BadRow, CaptureFailed, EngineChanged, JobCancelled, RowRefused
+from taphouse_extractor.errors import (
+    BadRow,
+    CaptureFailed,
+    EngineChanged,
+    JobCancelled,
+    RowRefused,
+    error_code,
+)
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records
 from taphouse_extractor.rows import Mask, Numbered, Prompt, number_rows, parse_row, to_prompt
+from taphouse_extractor.stages import StageClock
 
 __all__ = ["Pipeline", "pin_of", "to_sample"]
 
@@ -46,8 +54,10 @@ class Pipeline:
         self._records, self._ledger, self._engine = records, ledger, engine
         self._concurrency = concurrency
 
-    def run(self, ref: BatchRef) -> Outcome:
+    def run(self, ref: BatchRef, *, waited_s: float | None = None) -> Outcome:
         """Run a batch to its outcome; one that has an outcome or a sealed shard isn't run again.
+
+        `waited_s` is how long it was queued, for the outcome's stages.
 
         Raises `EngineUnavailable`, `EngineTimeout` and `StoreError`s (nothing is decided: run it again), and
         `JobCancelled`.
@@ -57,20 +67,24 @@ class Pipeline:
             return known
         job = self._records.job(ref.job_id)
         failures: dict[int, RowFailure] = {}
+        clock = StageClock(waited_s)
         try:
-            facts = self._shard(job, ref, failures)
+            facts = self._shard(job, ref, failures, clock)
         except EngineChanged as error:
-            return self.fail(job, ref, str(error), fatal=True)
+            return self.fail(job, ref, str(error), kind=error_code(error), fatal=True)
         if facts is not None:
-            self._ledger.append(facts)
-        return self._record(job, ref, facts, failures)
+            with clock.stage("ledger"):
+                self._ledger.append(facts)
+        return self._record(job, ref, facts, failures, clock.seconds)
 
-    def _shard(self, job: JobRecord, ref: BatchRef, failures: dict[int, RowFailure]) -> ShardFacts | None:
+    def _shard(
+        self, job: JobRecord, ref: BatchRef, failures: dict[int, RowFailure], clock: StageClock
+    ) -> ShardFacts | None:
         """Seal the batch's shard, or find it sealed; None when no row makes a sample."""
         store, path = self._records.store, shard_path(shard_name(ref.job_id, ref.batch))
         if store.exists(path):
             return describe_shard(store.local_path(path), path=path)
-        samples = self._samples(job, ref, failures)
+        samples = clock.waiting("capture", self._samples(job, ref, failures))
         first = next(samples, None)
         if first is None:
             return None
@@ -78,11 +92,13 @@ class Pipeline:
         with store.create(path) as staged, ShardWriter(staged, meta) as writer:
             for row, _, sample in chain([first], samples):
                 try:
-                    writer.add(sample)
+                    with clock.stage("encode"):
+                        writer.add(sample)
                     added += 1
                 except InvalidSample as error:
-                    failures[row.row] = _failure(row, error.detail)
-            return writer.seal() if added else None
+                    failures[row.row] = _failure(row, error.detail, error_code(error))
+            with clock.stage("seal"):
+                return writer.seal() if added else None
 
     def _samples(
         self, job: JobRecord, ref: BatchRef, failures: dict[int, RowFailure]
@@ -111,22 +127,27 @@ class Pipeline:
             capture = self._engine.capture(prompt.body)
             if options.max_length is not None and capture.prompt_len > options.max_length:
                 reason = f"{capture.prompt_len} tokens are more than max_length {options.max_length}"
-                return row, _failure(row, reason, skipped=True)
+                return row, _failure(row, reason, "too_long", skipped=True)
             return row, (capture, to_sample(prompt, capture))
         except (BadRow, RowRefused, CaptureFailed) as error:
-            return row, _failure(row, str(error))
+            return row, _failure(row, str(error), error_code(error))
         except InvalidSample as error:
-            return row, _failure(row, error.detail)
+            return row, _failure(row, error.detail, error_code(error))
 
     def _record(
-        self, job: JobRecord, ref: BatchRef, facts: ShardFacts | None, failures: dict[int, RowFailure]
+        self,
+        job: JobRecord,
+        ref: BatchRef,
+        facts: ShardFacts | None,
+        failures: dict[int, RowFailure],
+        stages: dict[str, float],
     ) -> Outcome:
         """Record the outcome: what the sealed shard really holds has succeeded, the rest has failed."""
         rows = list(self._rows(job, ref))
-        sealed = set[str]()
+        sealed, codec = set[str](), None
         if facts is not None:
             with open_shard(self._records.store.local_path(facts.path)) as shard:
-                sealed = {sample.id for sample in shard.header.samples}
+                sealed, codec = {sample.id for sample in shard.header.samples}, shard.header.codec
         missing = [row for row in rows if row.id not in sealed]
         for row in missing:  # why stands in the outcome: a reason may quote the row
             log.info("a row made no sample", extra={"row": row.row, "sample": row.id})
@@ -136,23 +157,27 @@ class Pipeline:
                 batch=ref.batch,
                 rows=len(rows),
                 succeeded=len(rows) - len(missing),
-                failures=tuple(failures.get(row.row) or _failure(row, LOST) for row in missing),
+                failures=tuple(failures.get(row.row) or _failure(row, LOST, "lost") for row in missing),
                 shard=facts.shard if facts else None,
                 tokens=facts.tokens if facts else 0,
                 bytes=facts.bytes if facts else 0,
                 raw_bytes=facts.raw_bytes if facts else 0,
                 fingerprint_id=facts.fingerprint_id if facts else None,
+                codec=codec,
+                stages={name: round(seconds, 6) for name, seconds in stages.items()},
                 finished_at=time.time(),
             )
         )
 
-    def fail(self, job: JobRecord, ref: BatchRef, reason: str, *, fatal: bool = False) -> Outcome:
+    def fail(
+        self, job: JobRecord, ref: BatchRef, reason: str, *, kind: str = "given_up", fatal: bool = False
+    ) -> Outcome:
         """Record that no row of a batch made a sample, all for one reason; `fatal` fails the job too."""
         try:
-            failures = tuple(_failure(row, reason) for row in self._rows(job, ref))
+            failures = tuple(_failure(row, reason, kind) for row in self._rows(job, ref))
         except StoreError as error:  # its rows are lost: what is left of them is their numbers
             reason = f"{reason} ({error.message})"
-            failures = tuple(RowFailure(row=row, reason=reason) for row in job.rows_of(ref.batch))
+            failures = tuple(RowFailure(row=row, reason=reason, kind=kind) for row in job.rows_of(ref.batch))
         return self._records.put_outcome(
             Outcome(
                 job_id=job.id,
@@ -170,8 +195,8 @@ class Pipeline:
         return number_rows(self._records.row_lines(ref), first_row=first, job_id=job.id)
 
 
-def _failure(row: Numbered, reason: str, *, skipped: bool = False) -> RowFailure:
-    return RowFailure(row=row.row, id=row.id, reason=reason, skipped=skipped)
+def _failure(row: Numbered, reason: str, kind: str, *, skipped: bool = False) -> RowFailure:
+    return RowFailure(row=row.row, id=row.id, reason=reason, kind=kind, skipped=skipped)
 
 
 def pin_of(capture: Capture) -> Pin:

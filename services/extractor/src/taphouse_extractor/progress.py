@@ -16,6 +16,7 @@ from taphouse.errors import StoreError
 from taphouse.wire import Rate, RowFailure
 from taphouse_extractor.errors import NotFound
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Records
+from taphouse_extractor.tally import Tally
 
 __all__ = ["Done", "JobProgress", "Progress", "rate"]
 
@@ -111,6 +112,7 @@ class Progress:
 
     def __init__(self, records: Records) -> None:
         self._records = records
+        self.tally = Tally()
         self._jobs: dict[str, JobProgress] = {}
         self._unreadable: set[str] = set()
         self._lock = threading.Lock()
@@ -166,6 +168,7 @@ class Progress:
                 if outcome is None:
                     raise StoreError(f"the outcome of batch {batch} of job {job_id} went away")
                 job.count(outcome)
+                self.tally.add(outcome)
 
 
 def _long_ago(cancelled_at: float | None, now: float) -> bool:

@@ -85,6 +85,7 @@ class JobRecord(_Record):
 class Outcome(_Record):
     """What became of one batch: `succeeded + len(failures) == rows`; skipped rows are among the failures.
 
+    `stages` are the seconds that it took, by stage (`taphouse_extractor.stages`).
     `shard` is None when no row succeeded. `fatal` says why the whole batch, and so the job, failed.
     """
 
@@ -99,6 +100,8 @@ class Outcome(_Record):
     bytes: int = 0
     raw_bytes: int = 0
     fingerprint_id: str | None = None
+    codec: str | None = None
+    stages: dict[str, float] = {}
     fatal: str | None = None
     finished_at: float
 

@@ -55,8 +55,10 @@ class BatchRunner:
         self._name, self._open_links = name, open_links
         self._backoff, self._deadline_s = backoff, deadline_s
 
-    def __call__(self, ref: BatchRef) -> None:
+    def __call__(self, ref: BatchRef, waited_s: float | None = None) -> None:
         """Run a batch; when it didn't end in an outcome, Redis says when it may run again.
+
+        `waited_s` is how long it was queued.
 
         A time-out of the queue is an `Exception` like any other, so nothing here catches without raising on,
         but for what is named.
@@ -64,13 +66,13 @@ class BatchRunner:
         with fields(job=ref.job_id, batch=ref.batch), self._open_links() as links:
             try:
                 with links.leases.hold(ref, self._name, deadline_s=self._deadline_s):
-                    self._run(ref, links)
+                    self._run(ref, links, waited_s)
             except BatchBusy as error:
                 log.info("%s", error)
 
-    def _run(self, ref: BatchRef, links: Links) -> None:
+    def _run(self, ref: BatchRef, links: Links, waited_s: float | None) -> None:
         try:
-            outcome = links.pipeline.run(ref)
+            outcome = links.pipeline.run(ref, waited_s=waited_s)
         except JobCancelled as error:
             log.info("%s", error)
         except (EngineUnavailable, StoreFull, StoreDenied) as error:
@@ -83,7 +85,7 @@ class BatchRunner:
             raise
         else:
             links.leases.forget(ref)
-            facts = outcome.model_dump(include={"shard", "tokens", "bytes"})
+            facts = outcome.model_dump(include={"shard", "tokens", "bytes", "stages"})
             log.info("%d of %d rows sealed", outcome.succeeded, outcome.rows, extra=facts)
 
     def _count_bad(self, ref: BatchRef, tries: Tries, leases: Leases, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from math import ceil
 
 from fastapi import FastAPI, Request
@@ -32,7 +33,8 @@ RESPONSES: dict[int | str, dict[str, object]] = {
 
 
 def add_failures(app: FastAPI) -> None:
-    """Install the handlers."""
+    """Install the handlers; how often each code was answered is in `app.state.refused`."""
+    app.state.refused = Counter[str]()
     app.add_exception_handler(ExtractorError, _known)
     app.add_exception_handler(TaphouseError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -40,11 +42,14 @@ def add_failures(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unknown)
 
 
-def _body(status: int, detail: ErrorDetail, headers: dict[str, str] | None = None) -> JSONResponse:
+def _body(
+    request: Request, status: int, detail: ErrorDetail, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    request.app.state.refused[detail.code] += 1
     return JSONResponse(ErrorBody(error=detail).model_dump(), status, headers)
 
 
-async def _known(_: Request, error: Exception) -> JSONResponse:
+async def _known(request: Request, error: Exception) -> JSONResponse:
     answer = http_answer(error)
     if answer.status >= 500:
         log.warning("answered %d: %s", answer.status, error)
@@ -55,29 +60,29 @@ async def _known(_: Request, error: Exception) -> JSONResponse:
     detail = ErrorDetail(
         message=str(error), type=answer.type, param=getattr(error, "param", None), code=error_code(error)
     )
-    return _body(answer.status, detail, headers)
+    return _body(request, answer.status, detail, headers)
 
 
-async def _invalid(_: Request, error: Exception) -> JSONResponse:
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
     where = ".".join(place) or str(first["loc"][0])
     message = f"{where}: {first['msg']}"
     detail = ErrorDetail(message=message, type="invalid_request_error", param=where, code="invalid_request")
-    return _body(422, detail)
+    return _body(request, 422, detail)
 
 
-async def _http(_: Request, error: Exception) -> JSONResponse:
+async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
     detail = ErrorDetail(message=str(error.detail), type=kind, code=f"http_{error.status_code}")
-    return _body(error.status_code, detail, dict(error.headers or {}))
+    return _body(request, error.status_code, detail, dict(error.headers or {}))
 
 
-async def _unknown(_: Request, error: Exception) -> JSONResponse:
+async def _unknown(request: Request, error: Exception) -> JSONResponse:
     log.error("unexpected %s", type(error).__name__, exc_info=error)
     detail = ErrorDetail(
         message="unexpected error, see the service's log", type="server_error", code="unexpected"
     )
-    return _body(500, detail)
+    return _body(request, 500, detail)

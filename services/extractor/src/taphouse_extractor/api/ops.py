@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from taphouse.wire import Check, Health, QueueStatus, Ready
+from taphouse.errors import TaphouseError
+from taphouse.wire import Check, Consumer, Health, QueueStatus, Ready
 from taphouse_extractor import __version__, metrics
-from taphouse_extractor.api.context import Here
+from taphouse_extractor.api.context import Context, Here
 
 __all__ = ["guarded", "metrics_router", "open_router"]
 
@@ -46,8 +51,23 @@ def ready(here: Here, response: Response) -> Ready:
 
 
 @metrics_router.get("/metrics", response_class=Response)
-def prometheus(here: Here) -> Response:
+def prometheus(here: Here, request: Request) -> Response:
     """Prometheus text."""
     status = here.overview.queue(here.gate.paused())
-    text = metrics.render(status, here.overview.jobs(ALL), here.store.free_bytes())
-    return Response(text, media_type=CONTENT_TYPE_LATEST)
+    moment = metrics.Moment(
+        queue=status,
+        jobs=here.overview.jobs(ALL),
+        free_bytes=here.store.free_bytes(),
+        tally=here.overview.tally,
+        refused=request.app.state.refused,
+        lag_s=dict(_lags_s(here, status.consumers)),
+    )
+    return Response(metrics.render(moment), media_type=CONTENT_TYPE_LATEST)
+
+
+def _lags_s(here: Context, consumers: list[Consumer]) -> Iterator[tuple[str, float]]:
+    """Age of the first entry after each consumer's cursor; 0 when there is none."""
+    for consumer in consumers:
+        with suppress(TaphouseError):  # an entry that can't be read: others say so
+            entry = here.ledger.entry((consumer.cursor or 0) + 1)
+            yield consumer.name, max(0.0, time.time() - entry.created_at) if entry is not None else 0.0
