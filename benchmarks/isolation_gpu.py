@@ -53,12 +53,16 @@ SLICES = Path("/dev/shm/taphouse-isolation")
 
 @dataclass(frozen=True)
 class Setup:
-    """What is run on a shape: the trace, extraction's load, tokens of KV cache, fixed quotas (ms)."""
+    """What is run on a shape: the trace, extraction's load, tokens of KV cache, fixed quotas (ms).
+
+    `quiet_ms`: what a step may take without production; the shortest that holds a prompt should fit.
+    """
 
     plan: Plan
     size: Size
     pool_tokens: int
     sweep: tuple[float, ...]
+    quiet_ms: float = 100.0
 
 
 SETUPS = {
@@ -95,6 +99,7 @@ SETUPS = {
         size=Size(in_flight=16, prompt_tokens=1024, processes=2),
         pool_tokens=16384,
         sweep=(4.0, 32.0),
+        quiet_ms=200.0,
     ),
     "tiny": Setup(
         plan=Plan(
@@ -146,6 +151,7 @@ class Process:
             "TAPHOUSE_TAP_SLICE_DIR": str(self.slice_dir),
             "TAPHOUSE_TAP_PROOF_INTERVAL_S": "0",  # dummy weights make ties
             "TAPHOUSE_TAP_ALLOW_UNKNOWN_VERSION": "true",
+            "TAPHOUSE_TAP_QUIET_MS": str(setup.quiet_ms),
             **({"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"} if tiny else {}),
         }
         with self.log.open("wb") as log:

@@ -107,6 +107,27 @@ def test_few_samples_are_never_surely_slow() -> None:
     assert all_slow is not None and all_slow.surely > 1.4
 
 
+def test_a_p95_between_two_kinds_of_steps_is_no_alarm() -> None:
+    """On Kimi's shape 4 to 7% of production's tokens come from steps with a prompt, ten times as long."""
+    base = {2: counts(*[0.016] * 955, *[0.155] * 45)}
+    latest = {2: counts(*[0.016] * 280, *[0.155] * 20)}
+    chance = compare(latest, base, 40, SCALE, shared=True)
+    assert chance is not None and chance.ratio > 5 and chance.surely < 1.05 and chance.by_far < 1.05
+    believed = compare(latest, base, 40, SCALE)
+    assert believed is not None and believed.surely > 5, "as if every token were a measurement"
+
+
+def test_tokens_of_one_step_are_one_measurement() -> None:
+    base = {2: counts(*[0.016] * 1000)}
+    doubled = compare({2: counts(*[0.035] * 300)}, base, 40, SCALE, shared=True)
+    assert doubled is not None and doubled.by_far > 2
+    slow_step = {3: counts(*[0.016] * 88, *[0.2] * 12)}
+    one = compare(slow_step, {3: counts(*[0.016] * 1000)}, 40, SCALE, shared=True)
+    assert one is not None and one.surely < 1.05, "twelve requests that shared one long step"
+    against = compare_with(slow_step, 0.05, SCALE, shared=True)
+    assert against is not None and against.ratio > 1 and against.surely < 1 and against.by_far < 1
+
+
 def test_a_window_keeps_what_is_young() -> None:
     window = Window()
     for at in range(10):

@@ -10,10 +10,18 @@ of extraction's. With n_b samples of the latest seconds in load bin b, over the 
 
     slowdown = sum_b n_b * (p95_b / p95_baseline_b) / sum_b n_b
 
-A 95th percentile of few samples is a rough estimate. `Comparison.surely` is the same figure with the
-quantile q = 0.95 - sqrt(0.95 * 0.05 / n) in place of the latest seconds' 0.95, n = sum_b n_b: one standard
-error of the rank of an order statistic, whatever the distribution (David & Nagaraja, Order Statistics,
-2003, section 7.1).
+A 95th percentile of few samples is a rough estimate. `Comparison.surely` and `Comparison.by_far` are the same
+figure with the quantile q in place of the latest seconds' 0.95,
+
+    q = 0.95 - z * sqrt(0.95 * 0.05 * (1 / m + 1 / m_baseline))          z = 1 and z = 3
+
+which are z standard errors of the difference between the ranks of two samples' order statistics, whatever the
+distribution (David & Nagaraja, Order Statistics, 2003, section 7.1). m are independent samples: the tokens of
+one step share its duration, so that `shared` samples count as one for each request in flight,
+
+    m = sum_b n_b / (1.5 * 2**b - 0.5)                                   the middle of load bin b
+
+(Kish, Survey Sampling, 1965, section 5.4: the design effect of samples that are alike within a cluster).
 """
 
 from __future__ import annotations
@@ -101,8 +109,8 @@ class Window:
 class Comparison:
     """Production's p95 against what it is held to; `p95_s` and `base_s` in seconds.
 
-    `ratio` is the slowdown, `surely` its lower bound, `samples` how many of `total` have something to be
-    compared with.
+    `ratio` is the slowdown, `surely` and `by_far` its lower bounds at one and three standard errors,
+    `samples` how many of `total` have something to be compared with.
     """
 
     samples: float
@@ -111,16 +119,29 @@ class Comparison:
     base_s: float
     ratio: float
     surely: float
+    by_far: float
 
 
-def _low(samples: float) -> float:
-    return max(0.0, P - math.sqrt(P * (1 - P) / samples))
+SURELY, BY_FAR = 1.0, 3.0
+"""Standard errors."""
 
 
-def compare(latest: ByLoad, baseline: ByLoad, min_baseline: float, scale: Scale) -> Comparison | None:
+def _low(z: float, *independent: float) -> float:
+    """The quantile `z` standard errors below `P`, of samples of these sizes (inf: exactly known)."""
+    return max(0.0, P - z * math.sqrt(P * (1 - P) * sum(1 / n for n in independent)))
+
+
+def _independent(loads: ByLoad, shared: bool) -> float:
+    return sum(size(counts) / (1.5 * 2**load - 0.5 if shared else 1.0) for load, counts in loads.items())
+
+
+def compare(
+    latest: ByLoad, baseline: ByLoad, min_baseline: float, scale: Scale, *, shared: bool = False
+) -> Comparison | None:
     """The slowdown, over load bins with at least `min_baseline` samples to compare with.
 
-    None without any sample; `samples` is 0 (and the ratios 1) when no bin has a baseline.
+    `shared`: all requests in flight share each sample. None without any sample; `samples` is 0 (and the
+    ratios 1) when no bin has a baseline.
     """
     total = size_by_load(latest)
     if total <= 0:
@@ -132,24 +153,28 @@ def compare(latest: ByLoad, baseline: ByLoad, min_baseline: float, scale: Scale)
     }
     n = sum(size(latest[load]) for load in bases)
     if n <= 0:
-        return Comparison(0.0, total, scale.quantile(pooled(latest), P) or 0.0, 0.0, 1.0, 1.0)
-    p95 = base_s = ratio = surely = 0.0
+        return Comparison(0.0, total, scale.quantile(pooled(latest), P) or 0.0, 0.0, 1.0, 1.0, 1.0)
+    sizes = [_independent({load: side[load] for load in bases}, shared) for side in (latest, baseline)]
+    p95 = base_s = ratio = surely = by_far = 0.0
     for load, base in bases.items():
         weight = size(latest[load]) / n
         here = scale.quantile(latest[load], P) or 0.0
-        low = scale.quantile(latest[load], _low(n)) or 0.0
         p95 += weight * here
         base_s += weight * base
         ratio += weight * here / base
-        surely += weight * low / base
-    return Comparison(n, total, p95, base_s, ratio, surely)
+        surely += weight * (scale.quantile(latest[load], _low(SURELY, *sizes)) or 0.0) / base
+        by_far += weight * (scale.quantile(latest[load], _low(BY_FAR, *sizes)) or 0.0) / base
+    return Comparison(n, total, p95, base_s, ratio, surely, by_far)
 
 
-def compare_with(latest: ByLoad, objective_s: float, scale: Scale) -> Comparison | None:
+def compare_with(
+    latest: ByLoad, objective_s: float, scale: Scale, *, shared: bool = False
+) -> Comparison | None:
     """All loads as one against an objective in seconds; None without any sample."""
     counts = pooled(latest)
     n = size(counts)
     if n <= 0:
         return None
-    p95, low = scale.quantile(counts, P) or 0.0, scale.quantile(counts, _low(n)) or 0.0
-    return Comparison(n, n, p95, objective_s, p95 / objective_s, low / objective_s)
+    independent = _independent(latest, shared)
+    p95, surely, by_far = (scale.quantile(counts, _low(z, independent)) or 0.0 for z in (0.0, SURELY, BY_FAR))
+    return Comparison(n, n, p95, objective_s, p95 / objective_s, surely / objective_s, by_far / objective_s)

@@ -31,9 +31,9 @@ Where the present load has no baseline, the limit is at most `start`, and 0 for 
 production was there is not judged: it waited for a step of the quiet, which `busy_ms` does not bound.
 
 The trip wire stops extraction for `hold_s` when production's requests failed while it ran, or when a
-slowdown, under the present limit or in the last `RECENT_S`, is surely over `trip_factor`; then the law
-starts anew from `start`. A pinned limit is the operator's: latency does not move it and does not trip it,
-failures do.
+slowdown, under the present limit or in the last `RECENT_S`, is over `trip_factor` beyond chance (its lower
+bound at three standard errors is); then the law starts anew from `start`. A pinned limit is the operator's:
+latency does not move it and does not trip it, failures do.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _trip(bounds: Bounds, state: State, seen: Observation, ran_before: bool) -> 
         return None
     ran = any(interval.extracted for interval in state.recent.intervals)
     for verdict in (*state.verdicts, *judge(bounds, state.recent, state.baseline, state.clock_s)):
-        if ran and verdict.enough and verdict.found.surely > bounds.trip_factor:
+        if ran and verdict.far_over > bounds.trip_factor:
             return f"{verdict.text}, far over {verdict.target:.2f}"
     return None
 

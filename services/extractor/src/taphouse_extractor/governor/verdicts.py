@@ -61,6 +61,11 @@ class Verdict:
         return self.enough and self.found.surely > self.target
 
     @property
+    def far_over(self) -> float:
+        """How many times over what it is held to it is beyond chance."""
+        return self.found.by_far if self.enough else 0.0
+
+    @property
     def pressure(self) -> float:
         """Above 1 where the figure is over its target."""
         return self.found.ratio / self.target
@@ -84,7 +89,7 @@ def judge(bounds: Bounds, window: Window, baseline: Baseline, now: float) -> tup
     )
     found = []
     for name, latest, base, slo, need in figures:
-        against = _compared(latest, base, slo, need, baseline.scale)
+        against = _compared(latest, base, slo, need, baseline.scale, shared=name == "ITL")
         if against is not None:
             target = 1.0 + bounds.tolerance if slo is None else 1.0
             found.append(Verdict(name, against, target, need, slo is not None))
@@ -92,8 +97,8 @@ def judge(bounds: Bounds, window: Window, baseline: Baseline, now: float) -> tup
 
 
 def _compared(
-    latest: ByLoad, base: ByLoad, objective_s: float | None, need: int, scale: Scale
+    latest: ByLoad, base: ByLoad, objective_s: float | None, need: int, scale: Scale, *, shared: bool
 ) -> Comparison | None:
     if objective_s is not None:
-        return compare_with(latest, objective_s, scale)
-    return compare(latest, base, need, scale)
+        return compare_with(latest, objective_s, scale, shared=shared)
+    return compare(latest, base, need, scale, shared=shared)
