@@ -153,3 +153,9 @@ def test_an_encoded_body_is_refused_unread(serve: Serve, path: str, kind: str) -
     answer = httpx.post(service.url + path, headers=headers, content=bomb)
     assert answer.status_code == 415 and "send the body as it is" in answer.json()["error"]["message"]
     assert service.client.jobs() == []
+
+
+def test_a_misspelt_query_parameter_is_refused(serve: Serve) -> None:
+    answer = ask(serve(), "GET", "/v1/jobs?limt=5", TOKEN)
+    assert answer.status_code == 422 and answer.json()["error"]["param"] == "query"
+    assert "'limt' (there is: limit)" in answer.json()["error"]["message"]

@@ -49,6 +49,9 @@ def create_app(
     for router in (jobs.router, extract.router, shards.router, ops.guarded, governor.router):
         app.include_router(router, dependencies=guard, responses=RESPONSES)
     app.include_router(ops.open_router)
-    app.include_router(ops.metrics_router, dependencies=[] if open_metrics else guard)
+    if open_metrics:
+        app.include_router(ops.metrics_router)
+    else:
+        app.include_router(ops.metrics_router, dependencies=guard, responses=RESPONSES)
     check_rules(app)
     return app

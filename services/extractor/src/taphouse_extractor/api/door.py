@@ -13,12 +13,13 @@ from math import ceil
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request
+from fastapi.dependencies.utils import get_flat_dependant
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
 from taphouse_extractor.api.context import Context
-from taphouse_extractor.errors import Forbidden, NotFound, TooBusy, Unauthorized
+from taphouse_extractor.errors import Forbidden, InvalidRequest, NotFound, TooBusy, Unauthorized
 from taphouse_extractor.tokens import ANONYMOUS, Caller, Role, Tokens
 
 __all__ = ["RULES", "Asking", "Door", "Pace", "Rule", "check_rules", "sees_job"]
@@ -96,11 +97,12 @@ class Door(HTTPBearer):
         self._tokens, self._pace = tokens, pace
 
     async def __call__(self, request: Request) -> None:
-        """Raise `Unauthorized`, `Forbidden`, `TooBusy`, or `NotFound` for what is another tenant's."""
+        """Raise what stands in the way, `NotFound` for what is another tenant's."""
         caller = await self._caller(request)
         request.state.caller = caller
         self._pace.take(caller.name)
         route = request.scope["route"]
+        _check_query(request, route)
         rule = RULES[request.method, route.path]
         if rule.role is not None and not caller.role.includes(rule.role):
             raise Forbidden(f"this needs the role {rule.role.value}; this token's is {caller.role.value}")
@@ -119,6 +121,17 @@ class Door(HTTPBearer):
         if caller is None:
             raise Unauthorized("this is none of the service's tokens")
         return caller
+
+
+def _check_query(request: Request, route: APIRoute) -> None:
+    """Raise `InvalidRequest` for a query parameter that the route hasn't: a misspelt one would do nothing."""
+    known = {field.alias for field in get_flat_dependant(route.dependant).query_params}
+    for name in request.query_params:
+        if name not in known:
+            there = ", ".join(sorted(known)) or "none"
+            raise InvalidRequest(
+                f"there is no query parameter {name!r:.40} (there is: {there})", param="query"
+            )
 
 
 def _check_path(request: Request, caller: Caller) -> None:

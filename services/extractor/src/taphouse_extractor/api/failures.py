@@ -21,13 +21,20 @@ log = logging.getLogger(__name__)
 RESPONSES: dict[int | str, dict[str, object]] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in {
+        400: "The body can't be read",
         401: "No token, or not one of ours",
         403: "The token's role or tenant doesn't allow this",
         404: "No such job or shard",
+        408: "The body stood still",
+        409: "The job's state, or the service's, doesn't allow it",
         413: "Over a limit, which the message names",
+        415: "Not a kind of body that the route takes",
         422: "A field, line or option is wrong; `param` names it",
         429: "Too many at once; see Retry-After",
+        502: "The engine's states can't be used",
         503: "Not now; see Retry-After",
+        504: "The engine gave no answer in time",
+        507: "The store is full",
     }.items()
 }
 
