@@ -8,7 +8,7 @@ KEEP ?=
 STOP ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-long bench bench-tap bench-isolation lock format clean
+.PHONY: help setup demo test check test-long bench bench-tap bench-writer bench-isolation lock format clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -34,11 +34,15 @@ test-long: setup ## the tests marked slow
 
 bench: setup ## benchmarks on this machine; docs/benchmarks.md says how to read them
 	$(BIN)/python -m benchmarks.codec
+	$(MAKE) bench-writer
 	$(MAKE) bench-tap
 
 bench-tap: setup ## the tap's cost to an engine on this machine's CPU (benchmarks/tap_gpu.py is for GPUs)
 	$(BIN)/python deploy/local/model.py
 	$(BIN)/python -m benchmarks.capture_cpu
+
+bench-writer: setup ## how fast one rank's slice writer is, without an engine and without a GPU
+	$(BIN)/python benchmarks/writer.py
 
 bench-isolation: setup ## what production feels of extraction, mode by mode: tables, and docs/isolation.svg
 	$(BIN)/python deploy/local/model.py

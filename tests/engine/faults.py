@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -78,16 +79,17 @@ def _tapped(tap: Any, name: str, new: Callable[[Any], Any]) -> list[Callable[[],
 
 
 def _change_rows(tap: Any, change: Callable[[Any], None]) -> list[Callable[[], None]]:
-    """Change staged rows before the writer sees them."""
-    take = tap._staging.take
+    """Change staged rows (`marks` and `rows` of the area) before the writer is told of them."""
+    staging = tap._staging
+    move = staging.move
 
-    def changed(runs: Any) -> Any:
-        rows = take(runs)
-        if rows is not None:
-            change(rows)
-        return rows
+    def changed(runs: Any, at: int) -> Any:
+        arrival = move(runs, at)
+        span = slice(at, at + sum(count for _, count in runs))
+        change(SimpleNamespace(marks=staging.area.marks[span], raw=staging.area.rows[span]))
+        return arrival
 
-    return [_replace(tap._staging, "take", changed)]
+    return [_replace(staging, "move", changed)]
 
 
 class _Breaks:
@@ -128,7 +130,29 @@ class _Breaks:
 
     @staticmethod
     def writer(tap: Any) -> list[Callable[[], None]]:
-        return [_replace(tap.steps._writer, "_write", _raise)]
+        """The writer process meets an error of ours; it stays."""
+        from taphouse_tap.rank.messages import Step
+
+        step = tap._link.step
+
+        def nonsense(told: Any) -> Any:
+            return step(Step(told.at, told.arrival, [(number, "many") for number, _ in told.parts]))
+
+        return [_replace(tap._link, "step", nonsense)]
+
+    @staticmethod
+    def killed(tap: Any) -> list[Callable[[], None]]:
+        """The writer process is gone; mending starts another."""
+        tap._link.process.kill()
+
+        def again() -> None:
+            from taphouse_tap.rank.link import Link
+
+            link = Link(tap._staging.area, tap.start.directory, tap._link._template, tap.breaker)
+            link.start()
+            tap._link = tap.steps._link = link
+
+        return [again]
 
     @staticmethod
     def record(tap: Any) -> list[Callable[[], None]]:
@@ -219,19 +243,22 @@ class _Breaks:
 
     @staticmethod
     def bit(tap: Any) -> list[Callable[[], None]]:
-        """A bit of the sealed slice flips."""
-        from taphouse_tap.rank import capture
+        """A bit of what was written flips before it is sealed."""
+        from taphouse_tap.rank.messages import Finish
 
-        seal = capture.Capture.seal
+        link = tap._link
+        put = link.put
 
-        def flipped(self: Any, *args: Any) -> Any:
-            trailer = seal(self, *args)
-            if trailer is not None:
-                with self._file.final.open("r+b") as file:
+        def flipping(message: Any) -> None:
+            if isinstance(message, Finish):
+                while link.rows_used:
+                    time.sleep(0.001)
+                part = tap.start.directory / f"{link._open[message.number].tag}.t{tap.facts['tp_rank']}.part"
+                with part.open("r+b") as file:
                     file.seek(100)
                     byte = file.read(1)[0]
                     file.seek(100)
                     file.write(bytes([byte ^ 4]))
-            return trailer
+            put(message)
 
-        return [_replace(capture.Capture, "seal", flipped)]
+        return [_replace(link, "put", flipping)]

@@ -85,6 +85,9 @@ def launch(
         "VLLM_PLUGINS": "taphouse" if tap and plugin else "",
         "TAPHOUSE_TAP_SLICE_DIR": str(slice_dir),
         **(env or {}),
+        "PYTHONPATH": os.pathsep.join(
+            path for path in ((env or {}).get("PYTHONPATH"), os.environ.get("PYTHONPATH")) if path
+        ),
     }
     log = work / "server.log"
     with log.open("wb") as out:

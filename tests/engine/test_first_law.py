@@ -76,6 +76,7 @@ def test_two_ranks_together_hold_the_models_states(engine: Engine) -> None:
         ("row_tap", "tap"),
         ("marks_tap", "marks tap"),
         ("writer", "writer"),
+        ("killed", "writer"),
         ("record", "record"),
     ],
 )
@@ -101,8 +102,14 @@ def test_a_hook_that_raises_turns_capture_off_and_nothing_else(
     until(lambda: capture_files(mended) == [], seconds=10)
 
 
-def test_a_capture_in_flight_is_answered_at_once_when_the_breaker_trips(mended: Engine) -> None:
-    """Rank 1 fails in the middle: it seals the error while the request still runs."""
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [("after_step", "broken on purpose"), ("killed", "the writer process is gone (signal 9)")],
+)
+def test_a_capture_in_flight_is_answered_at_once_when_the_breaker_trips(
+    mended: Engine, what: str, says: str
+) -> None:
+    """Rank 1 fails in the middle: its error is sealed while the request still runs."""
     rpc(mended, "taphouse_break", "pace")
     answers: list[httpx.Response] = []
     body = {"prompt": PROMPT, "max_tokens": 1600, "ignore_eos": True}
@@ -110,11 +117,11 @@ def test_a_capture_in_flight_is_answered_at_once_when_the_breaker_trips(mended: 
     client.start()
     until(lambda: bool(answers) or any(name.endswith(".part") for name in capture_files(mended)))
     assert not answers, answers[0].text
-    rpc(mended, "taphouse_break", "after_step", 1)
+    rpc(mended, "taphouse_break", what, 1)
     until(lambda: bool(answers) or any(n.endswith(".t1.slice") for n in capture_files(mended)), seconds=10)
     client.join()
     (answer,) = answers
-    assert answer.status_code == 500 and "broken on purpose" in answer.text, answer.text
+    assert answer.status_code == 500 and says in answer.text, answer.text
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -28,6 +28,7 @@ from taphouse.slices import (
     TruncatedSlice,
     UnsupportedSlice,
     WrongTokens,
+    files,
     join_rows,
     join_slices,
     read_slice,
@@ -116,8 +117,16 @@ def test_chunks_in_any_order_give_the_same_file(
     directory = tmp_path_factory.mktemp("slices")
     claim(directory)
     writer = SliceWriter(directory, trailer(), rows)
+    with pytest.MonkeyPatch.context() as patch:
+        block = data.draw(st.integers(1, array[0].nbytes * (rows + 1)))
+        patch.setattr(files, "BLOCK_BYTES", block)
+        patch.setattr(files, "_CHUNK_BYTES", data.draw(st.integers(1, block)))
+        _write_and_read(writer, array, chunks, kept)
+
+
+def _write_and_read(writer: SliceWriter, array: np.ndarray, chunks: list[tuple[int, int]], kept: int) -> None:
     for lo, hi in chunks:
-        writer.write(lo, array[lo:hi])
+        writer.write(lo, array[lo:hi] + 1)
         writer.write(lo, array[lo:hi])
     sealed = writer.seal(tokens(kept))
     found, read = read_slice(writer.final)
@@ -309,10 +318,12 @@ def test_a_full_file_system_is_an_error_and_leaves_no_part(tmp_path: Path) -> No
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         from test_slice_files import DirectoryFull, SliceWriter, states, tokens, trailer
+        writer = SliceWriter(Path({str(tmp_path)!r}), trailer(), 1000)
         try:
-            SliceWriter(Path({str(tmp_path)!r}), trailer(), 1000)
+            writer.write(0, states(1000))
         except DirectoryFull as error:
             print("full:", error)
+            writer.abort()
         writer = SliceWriter(Path({str(tmp_path)!r}), trailer(), 80)
         writer.write(0, states(80))
         try:
@@ -337,8 +348,10 @@ def test_a_full_tmpfs_is_an_error(tmp_path: Path) -> None:
     if mount.returncode:
         pytest.skip("mounting a tmpfs is not allowed here")
     try:
+        writer = SliceWriter(mounted, trailer(), 10_000)
         with pytest.raises(DirectoryFull):
-            SliceWriter(mounted, trailer(), 10_000)
+            writer.write(0, states(10_000))
+        writer.abort()
         assert list(mounted.iterdir()) == []
     finally:
         subprocess.run(["umount", str(mounted)], check=True)

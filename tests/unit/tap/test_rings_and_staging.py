@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.unit.tap.worker_fakes import TOKENS, forward, rows_at, staging
+from tests.unit.tap.worker_fakes import forward, rows_at, staging
 
 from taphouse_tap.errors import CaptureRefused
+from taphouse_tap.rank.area import Area, Layout, Word
 from taphouse_tap.rank.rings import Ring
 from taphouse_tap.rank.staging import Staging
 
@@ -49,24 +50,23 @@ def test_an_empty_ring_takes_whatever_fits() -> None:
 def test_runs_come_out_one_after_the_other() -> None:
     staged = staging()
     forward(staged, [(0, 4), (50, 3), (9, 2)])
-    out = staged.take([(0, 4), (7, 2)])
-    assert out is not None
-    out.wait()
-    assert out.marks[:, 0].tolist() == [0, 1, 2, 3, 9, 10]
-    rows = out.raw.copy().view(np.float32).reshape(6, 2, 4)
+    assert staged.area.words[Word.ARRIVED] == 0
+    assert staged.move([(0, 4), (7, 2)], 5) == 1
+    assert staged.area.words[Word.ARRIVED] == 1
+    other = Area(staged.area.layout, staged.area.fd)  # as the writer's process sees it
+    assert other.marks[5:11, 0].tolist() == [0, 1, 2, 3, 9, 10]
+    rows = other.rows[5:11].copy().view(np.float32).reshape(6, 2, 4)
     assert np.array_equal(rows, rows_at([0, 1, 2, 3, 9, 10]))
-    assert out.edges.tolist() == rows[:, :, [0, 3]].tolist()
+    assert not other.rows[:5].any() and not other.rows[11:].any() and not other.prompts.any()
 
 
-def test_full_host_memory_refuses_and_frees_in_order() -> None:
-    staged = staging(host_rows=20)
-    forward(staged, [(0, TOKENS)])
-    assert staged.take([(0, 12)]) is not None
-    assert staged.take([(0, 9)]) is None
-    used = staged.memory["pinned_bytes"]
-    assert 0 < used <= staged.memory["pinned_limit"]
-    staged.give_back()
-    assert staged.take([(0, 9)]) is not None
+@given(st.integers(1, 5000), st.integers(1, 300).map(lambda n: 4 * n), st.integers(1, 5000))
+def test_the_parts_of_the_area_never_overlap(rows: int, row_bytes: int, prompt_tokens: int) -> None:
+    layout = Layout(rows, row_bytes, prompt_tokens)
+    assert 4096 + 4 * prompt_tokens <= layout.marks_at
+    assert layout.marks_at + 16 * rows <= layout.rows_at
+    assert layout.rows_at + rows * row_bytes <= layout.nbytes
+    assert layout.marks_at % 4096 == layout.rows_at % 4096 == layout.nbytes % 4096 == 0
 
 
 def test_poison_marks_rows_unwritten() -> None:
@@ -79,4 +79,4 @@ def test_poison_marks_rows_unwritten() -> None:
 
 def test_memory_for_less_than_one_step_is_refused() -> None:
     with pytest.raises(CaptureRefused, match="TAPHOUSE_TAP_PINNED_LIMIT_BYTES"):
-        Staging((16, 2, 4), torch.bfloat16, torch.device("cpu"), 100)
+        Staging((16, 2, 4), torch.bfloat16, torch.device("cpu"), 100, 16)

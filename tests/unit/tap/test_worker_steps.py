@@ -15,7 +15,6 @@ from tests.unit.tap.worker_fakes import (
     new_request,
     opened,
     staging,
-    template,
     weights_of,
     worker_running,
 )
@@ -23,20 +22,41 @@ from tests.unit.tap.worker_fakes import (
 from taphouse.slices import OptIn
 from taphouse_tap import compat
 from taphouse_tap.rank.breaker import Breaker
-from taphouse_tap.rank.capture import Captures
+from taphouse_tap.rank.messages import Fail, FailAll, Finish, Step
 from taphouse_tap.rank.record import Counters
+from taphouse_tap.rank.rings import Ring
 from taphouse_tap.rank.steps import Steps
-from taphouse_tap.rank.writer import Fail, FailAll, Finish, Step
 
 
 class Queue:
-    """Stands in for the writer: keeps what it is given."""
+    """Stands in for the link to the writer: keeps what it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int) -> None:
         self.items: list[Any] = []
+        self.tags: list[str] = []
+        self.epochs: list[int] = []
+        self.full = False
+        self._ring = Ring(rows)
+
+    def admit(self, opt_in: OptIn, epoch: int, prompt: Any) -> int | None:
+        if opt_in.tag in self.tags:
+            return None
+        self.tags.append(opt_in.tag)
+        self.epochs.append(epoch)
+        return len(self.tags) - 1
+
+    def take_rows(self, count: int) -> int | None:
+        return self._ring.take(count)
+
+    def step(self, step: Step) -> bool:
+        self.items += [] if self.full else [step]
+        return not self.full
 
     def put(self, item: Any) -> None:
         self.items.append(item)
+
+    def fail_all(self, reason: str) -> None:
+        self.items.append(FailAll(reason))
 
     def of(self, kind: type) -> list[Any]:
         return [item for item in self.items if isinstance(item, kind)]
@@ -47,17 +67,16 @@ class Bench:
         self.start = opened(tmp_path)
         self.staging = staging(host_rows)
         self.worker = worker_running()
-        self.queue, self.captures = Queue(), Captures()
+        self.queue = Queue(host_rows)
         self.breaker, self.counters = Breaker(), Counters()
         self.weights = weights_of(torch.nn.Linear(3, 3))
         self.steps = Steps(
             self.worker,
             self.start,
-            template(self.start),
+            0,
             staging=self.staging,
-            captures=self.captures,
             weights=self.weights,
-            writer=self.queue,  # type: ignore[arg-type]
+            link=self.queue,  # type: ignore[arg-type]
             breaker=self.breaker,
             counters=self.counters,
             changed=lambda: None,
@@ -86,11 +105,12 @@ def test_the_rows_of_those_who_opted_in_are_taken(bench: Bench) -> None:
     new = (new_request("a", 4, extra_one), new_request("b", 5, None), new_request("c", 3, extra_two))
     bench.step({"a": 4, "b": 5, "c": 3}, new)
     (step,) = bench.queue.of(Step)
-    assert [(p.capture.tag, p.first, p.count) for p in step.parts] == [(one.tag, 0, 4), (two.tag, 4, 3)]
-    assert step.rows.marks[:, 0].tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert bench.queue.tags == [one.tag, two.tag]
+    assert (step.at, step.parts, step.arrival) == (0, [(0, 4), (1, 3)], 1)
+    assert bench.staging.area.marks[:7, 0].tolist() == [0, 1, 2, 3, 0, 1, 2]
     bench.step({"b": 1, "c": 1}, finished_req_ids=["a"])
-    assert [item.capture.tag for item in bench.queue.of(Finish)] == [one.tag]
-    assert [p.capture.tag for p in bench.queue.of(Step)[1].parts] == [two.tag]
+    assert [item.number for item in bench.queue.of(Finish)] == [0]
+    assert bench.queue.of(Step)[1].parts == [(1, 1)]
 
 
 def test_a_step_without_captures_takes_nothing(bench: Bench) -> None:
@@ -125,7 +145,7 @@ def test_a_replayed_tag_captures_nothing(bench: Bench) -> None:
     assert [len(step.parts) for step in bench.queue.of(Step)] == [1]
     assert bench.counters.forged == 1
     bench.start.release(opt_in.tag)
-    bench.captures.remove(bench.queue.of(Step)[0].parts[0].capture)
+    bench.queue.tags.clear()
     bench.step({"c": 4}, (new_request("c", 4, extra),), finished_req_ids=["a", "b"])
     assert len(bench.queue.of(Step)) == 1
 
@@ -140,11 +160,11 @@ def test_a_prompt_of_another_length_fails(bench: Bench) -> None:
 
 def test_a_preempted_request_goes_on(bench: Bench) -> None:
     """The V2 runner is sent the request again as if it were new."""
-    opt_in, extra = bench.admit()
+    _, extra = bench.admit()
     bench.step({"a": 4}, (new_request("a", 4, extra),))
     bench.step({"b": 1}, preempted_req_ids=["a"])
     bench.step({"a": 4}, (new_request("a", 4, extra),))
-    assert [step.parts[0].capture.tag for step in bench.queue.of(Step)] == [opt_in.tag] * 2
+    assert [step.parts for step in bench.queue.of(Step)] == [[(0, 4)]] * 2
     assert (bench.counters.preempted, bench.counters.forged) == (1, 0)
 
 
@@ -158,6 +178,17 @@ def test_full_host_memory_drops_the_captures_and_not_the_step(tmp_path: Path) ->
     assert "the host memory for rows on their way is full" in fail.reason and fail.retry
     bench.step({"b": 1})
     assert len(bench.queue.of(Step)) == 1 and not bench.breaker.tripped
+
+
+def test_a_step_that_cannot_be_told_drops_the_captures_and_not_the_step(bench: Bench) -> None:
+    _, extra = bench.admit()
+    bench.queue.full = True
+    bench.step({"a": 4}, (new_request("a", 4, extra),))
+    (fail,) = bench.queue.of(Fail)
+    assert (fail.number, fail.retry) == (0, True) and not bench.breaker.tripped
+    bench.queue.full = False
+    bench.step({"a": 1})
+    assert bench.queue.of(Step) == []
 
 
 @pytest.mark.parametrize("function", ["row_count", "new_requests", "finished", "preempted", "batch_rows"])
@@ -187,7 +218,7 @@ def test_what_was_admitted_while_the_breaker_tripped_is_failed(bench: Bench) -> 
 
     bench.start.is_claimed = tripping  # type: ignore[method-assign]
     bench.step({"a": 4}, (new_request("a", 4, extra),))
-    assert len(bench.captures) == 1 and len(bench.queue.of(FailAll)) == 1
+    assert len(bench.queue.tags) == 1 and len(bench.queue.of(FailAll)) == 1
 
 
 @pytest.mark.parametrize("v2", [False, True])
@@ -205,8 +236,7 @@ def test_captures_carry_the_epoch_of_the_weights(bench: Bench) -> None:
     bench.weights.renew()
     _, extra = bench.admit()
     bench.step({"a": 4}, (new_request("a", 4, extra),))
-    (step,) = bench.queue.of(Step)
-    assert step.parts[0].capture._trailer.weights_epoch == 1
+    assert bench.queue.epochs == [1]
 
 
 def test_what_is_in_flight_when_the_weights_change_fails(bench: Bench) -> None:

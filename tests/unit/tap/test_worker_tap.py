@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,12 +49,19 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Model]:
         monkeypatch.setattr(compat, name, lambda *_, answer=answer, **__: answer)
     yield model
     faults.report = None
+    while _taps:
+        if (link := _taps.pop()._link) is not None:
+            link.close()
+
+
+_taps: list[WorkerTap] = []
 
 
 def installed() -> WorkerTap:
     additional = {"taphouse": {"version": __version__, "layers": [1, 3]}}
     tap = WorkerTap(SimpleNamespace(vllm_config=SimpleNamespace(additional_config=additional)))
     tap.install()
+    _taps.append(tap)
     assert additional["taphouse"].get("untapped") is (True if tap.steps is None else None)
     return tap
 
@@ -124,6 +132,27 @@ def test_an_error_on_the_way_leaves_the_model_untouched(
     assert (record["capture"], record["breaker"]["where"]) == ("off", "load_model")
 
 
+def test_a_writer_process_that_does_not_start_keeps_capture_off(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    tap = installed()
+    assert tap.steps is None and hooked(model) == 0
+    assert "exit status 1" in str(tap.breaker.reason)
+
+
+def test_a_writer_process_that_is_gone_turns_capture_off(model: Model) -> None:
+    tap = installed()
+    assert tap._link is not None and tap.start is not None
+    tap._link.process.kill()
+    deadline = time.monotonic() + 20
+    while tap.start.records()[0]["capture"] == "on":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert "the writer process is gone (signal 9)" in tap.start.records()[0]["reason"]
+    assert hooked(model) == 5  # the compiled graph keeps its taps
+
+
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
@@ -145,6 +174,7 @@ def test_a_second_load_turns_capture_off(model: Model) -> None:
     process = SimpleNamespace()
     worker._load_model(process)
     tap = process._taphouse_tap
+    _taps.append(tap)
     assert not tap.breaker.tripped
     worker._load_model(process)
     assert process._taphouse_tap is tap and "second time" in str(tap.breaker.reason)

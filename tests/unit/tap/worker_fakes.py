@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from taphouse.slices import Claim, OptIn, Start, Trailer, new_tag, open_start
+from taphouse_tap.rank.area import Area, Layout
 from taphouse_tap.rank.capture import Capture
 from taphouse_tap.rank.staging import Staging
 from taphouse_tap.rank.weights import Weights
@@ -56,7 +57,7 @@ def capture_of(start: Start, prompt_len: int, max_rows: int) -> Capture:
     opt_in = admitted(start, prompt_len, max_rows)
     base = template(start)
     trailer = Trailer(**{**vars(base), "tag": opt_in.tag, "prompt_len": prompt_len})
-    return Capture(opt_in, trailer, start.directory, tokens_at(range(prompt_len)))
+    return Capture(trailer, start.directory, max_rows, tokens_at(range(prompt_len)))
 
 
 def weights_of(model: nn.Module) -> Weights:
@@ -65,8 +66,12 @@ def weights_of(model: nn.Module) -> Weights:
 
 
 def staging(host_rows: int = 64) -> Staging:
-    row_bytes = LAYERS * WIDTH * 4 + 16
-    return Staging((TOKENS, LAYERS, WIDTH), torch.float32, torch.device("cpu"), host_rows * row_bytes)
+    held = LAYERS * WIDTH * 4 + 16
+    return Staging((TOKENS, LAYERS, WIDTH), torch.float32, torch.device("cpu"), host_rows * held, 256)
+
+
+def area(rows: int = 64, prompt_tokens: int = 256) -> Area:
+    return Area.create(Layout(rows, LAYERS * WIDTH * 4, prompt_tokens))
 
 
 def rows_at(positions: Sequence[int]) -> np.ndarray:

@@ -13,6 +13,7 @@
         quota.json                   what extraction may use now
         <tag>.claim                  space reserved for one capture
         <tag>.t<tp>.part -> .slice   a rank's columns of it, sealed by rename
+        spare/                       released slices whose pages the next captures use
 
 Who consumed a capture removes it with `release`. Start reading at `start.py` (directory), `files.py` (one
 slice), `join.py` (all ranks), `opt_in.py` (who may be captured), `stream.py` (the streamed answer).
@@ -40,6 +41,7 @@ from .files import (
     TOKEN_BYTES,
     SliceWriter,
     Trailer,
+    cut,
     read_slice,
     read_token_ids,
     read_trailer,
@@ -98,6 +100,7 @@ __all__ = [
     "check_private",
     "check_slices",
     "check_token_ids",
+    "cut",
     "encode_stream",
     "fingerprint_id",
     "is_tag",

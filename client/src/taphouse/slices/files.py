@@ -20,9 +20,9 @@ import json
 import os
 import struct
 import threading
+import time
 import zlib
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ChecksumMismatch, DirectoryFull, MissingRows, TruncatedSlice, UnsupportedSlice
+from .spares import Spares
+from .sums import Sums
 
 MAGIC = b"TAPSLIC1"
 VERSION = 2
@@ -54,6 +56,9 @@ _TAIL = struct.Struct("<II8s")
 _MAX_TRAILER = 1 << 20
 BLOCK_BYTES = 1 << 22
 """The payload's checksum is taken in blocks of so many bytes, so that threads can share it."""
+
+_CHUNK_BYTES = 1 << 20
+"""Bytes that are summed and then written: few enough that they are still in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -129,58 +134,70 @@ class Trailer:
 class SliceWriter:
     """Writes one slice: rows in any order, by any threads, with `write`, then `seal` (or `abort`).
 
-    The file is `<tag>.t<rank>.part` until it is sealed. Space for `capacity` rows is taken at once, so a full
-    file system is a `DirectoryFull` error here and never a fault later.
+    The file is `<tag>.t<rank>.part` until it is sealed: a spare one where there is one, else a new one. The
+    checksum is taken of rows as they are written; blocks that were not written in order are read back.
     """
 
     def __init__(self, directory: Path, trailer: Trailer, capacity: int) -> None:
         self.part = directory / f"{trailer.tag}.t{trailer.tp_rank}.part"
         self.final = self.part.with_suffix(".slice")
         self.capacity = capacity
+        self.checksum_s = self.copy_s = 0.0
         self._claim = directory / f"{trailer.tag}.claim"
         self._trailer = trailer
-        self._fd = os.open(
-            self.part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
-        try:
-            if capacity:
-                os.posix_fallocate(self._fd, 0, capacity * trailer.row_bytes)
-        except OSError as error:
-            self.abort()
-            raise space_error(error, self.part) from error
+        self._sums = Sums()
+        fd = None
+        if capacity and not self.part.exists():
+            fd = Spares(directory).take(self.part, capacity * trailer.row_bytes)
+        if fd is None:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(self.part, flags, 0o600)
+        self._fd = fd
 
     def write(self, row: int, rows: NDArray[Any]) -> None:
-        """Write `rows` [n, L, W] (raw elements, C order) at row number `row`; later writes win."""
-        count = rows.shape[0]
+        """Write `rows` [n, L, W] (raw elements, C order) at row number `row`; later writes win.
+
+        Raises `DirectoryFull` when the file system is full.
+        """
+        count, row_bytes = rows.shape[0], self._trailer.row_bytes
+        data = rows.reshape(-1).view(np.uint8)
+        if len(data) != count * row_bytes:
+            raise ValueError(f"{count} rows take {count * row_bytes} bytes, got {len(data)}")
         if row < 0 or row + count > self.capacity:
             raise ValueError(f"rows [{row}, {row + count}) lie outside the {self.capacity} reserved")
-        data = rows.reshape(-1).view(np.uint8).data
-        if len(data) != count * self._trailer.row_bytes:
-            raise ValueError(f"{count} rows take {count * self._trailer.row_bytes} bytes, got {len(data)}")
-        offset = row * self._trailer.row_bytes
-        try:
-            _pwrite_all(self._fd, data, offset)
-        except OSError as error:
-            raise space_error(error, self.part) from error
+        for piece in cut(row * row_bytes, data):
+            self.write_piece(*piece)
+
+    def write_piece(self, offset: int, data: NDArray[np.uint8]) -> None:
+        """Write bytes [n] of the payload at byte `offset`, all of one block of the checksum (see `cut`)."""
+        block, at = divmod(offset, BLOCK_BYTES)
+        before = self._sums.before(block)
+        crc = before.crc if before.covered == at else 0
+        for first in range(0, len(data), _CHUNK_BYTES):
+            chunk = data[first : first + _CHUNK_BYTES].data
+            began = time.perf_counter()
+            crc = zlib.crc32(chunk, crc)
+            summed = time.perf_counter()
+            try:
+                _pwrite_all(self._fd, chunk, offset + first)
+            except OSError as error:
+                raise space_error(error, self.part) from error
+            self.checksum_s += summed - began
+            self.copy_s += time.perf_counter() - summed
+        self._sums.after(block, before, at, at + len(data), crc)
 
     def seal(
-        self,
-        token_ids: NDArray[Any],
-        error: str | None = None,
-        *,
-        retry: bool = False,
-        pool: Executor | None = None,
+        self, token_ids: NDArray[Any], error: str | None = None, *, retry: bool = False
     ) -> Trailer | None:
         """Cut the file to the rows of `token_ids` [T], add these and the trailer, give it its final name.
 
-        The threads of `pool` share the checksum. Returns the trailer, or None when the claim went away
-        meanwhile (the client left): then nothing stays.
+        Returns the trailer, or None when the claim went away meanwhile (the client left): then nothing stays.
         """
         rows = len(token_ids)
         if rows > self.capacity:
             raise ValueError(f"{rows} rows don't fit the {self.capacity} reserved")
         size = rows * self._trailer.row_bytes
-        crc = _checksum(size, lambda offset, length: _block(self._fd, self.part, offset, length), pool)
+        crc = _checksum(size, self._block_crc)
         ids = np.ascontiguousarray(token_ids, _TOKEN).tobytes()
         trailer = replace(
             self._trailer, rows=rows, crc32=crc, token_crc32=zlib.crc32(ids), error=error, retry=retry
@@ -205,10 +222,25 @@ class SliceWriter:
         self._close()
         self.part.unlink(missing_ok=True)
 
+    def _block_crc(self, offset: int, length: int) -> int:
+        known = self._sums.before(offset // BLOCK_BYTES)
+        if known.covered == length:
+            return known.crc
+        return zlib.crc32(_block(self._fd, self.part, offset, length))
+
     def _close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def cut(offset: int, data: NDArray[np.uint8]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """Cut bytes [n] that begin at byte `offset` of a payload where the blocks of its checksum end."""
+    at = 0
+    while at < len(data):
+        length = min(len(data) - at, BLOCK_BYTES - (offset + at) % BLOCK_BYTES)
+        yield offset + at, data[at : at + length]
+        at += length
 
 
 def seal_error(directory: Path, trailer: Trailer, error: str, *, retry: bool = False) -> Trailer | None:
@@ -242,7 +274,10 @@ def read_slice(
         _token_ids_of(fd, path, trailer)
     finally:
         os.close(fd)
-    if verify and _checksum(payload.nbytes, lambda o, n: payload.data[o : o + n]) != trailer.crc32:
+    if (
+        verify
+        and _checksum(payload.nbytes, lambda o, n: zlib.crc32(payload.data[o : o + n])) != trailer.crc32
+    ):
         raise ChecksumMismatch(f"{path}: the payload's crc32 differs from the trailer's")
     wanted = trailer.rows if rows is None else rows
     if wanted > trailer.rows:
@@ -309,22 +344,17 @@ _scratch = threading.local()
 
 def _block(fd: int, path: Path, offset: int, length: int) -> memoryview:
     """Read a block into this thread's own memory: fresh memory for each would be unmapped under the GIL."""
-    if not hasattr(_scratch, "block"):
+    if len(getattr(_scratch, "block", b"")) < length:
         _scratch.block = bytearray(BLOCK_BYTES)
     into = memoryview(_scratch.block)[:length]
     _pread_all(fd, into, path, offset)
     return into
 
 
-def _checksum(size: int, read: Callable[[int, int], memoryview], pool: Executor | None = None) -> int:
-    """crc32 over the crc32 (u32 LE) of each block of a payload of `size` bytes; `read(offset, length)`."""
-
-    def block(offset: int) -> bytes:
-        return struct.pack("<I", zlib.crc32(read(offset, min(BLOCK_BYTES, size - offset))))
-
+def _checksum(size: int, block_crc: Callable[[int, int], int]) -> int:
+    """crc32 over the crc32 (u32 LE) of each block of a payload: `block_crc(offset, length)`."""
     offsets = range(0, size, BLOCK_BYTES)
-    run = pool.map if pool is not None and len(offsets) > 1 else map
-    return zlib.crc32(b"".join(run(block, offsets)))
+    return zlib.crc32(b"".join(struct.pack("<I", block_crc(o, min(BLOCK_BYTES, size - o))) for o in offsets))
 
 
 def _pwrite_all(fd: int, data: memoryview, offset: int) -> None:

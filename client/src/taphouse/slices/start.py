@@ -23,10 +23,14 @@ from typing import Any
 from .errors import DirectoryFull, TooManyInFlight, UnsafeDirectory
 from .files import space_error
 from .opt_in import is_tag
+from .spares import Spares
 
 _START_PREFIX = "start-"
 _NEWBORN_S = 60.0
 """A start directory younger than this and without a lock file is being made, not dead."""
+
+_SPARE_S = 60.0
+"""Spare files that nobody took for so long are removed: the memory is the machine's again."""
 
 _RECORD = re.compile(r"d(\d+)-t(\d+)\.json")
 
@@ -59,6 +63,7 @@ class Start:
         self.directory = directory
         self.start_id = directory.name[len(_START_PREFIX) :]
         self.secret = secret
+        self.spares = Spares(directory)
         self._lock_fd = lock_fd
 
     def reserve(self, claim: Claim, limit_bytes: int) -> None:
@@ -77,6 +82,7 @@ class Start:
         with _locked(self.directory / "admission.lock"):
             held = self.claims()
             used = sum(c.nbytes for c in held)
+            self.spares.drop(used + needed + self.spares.total() - limit_bytes)
             if used + needed > limit_bytes:
                 raise DirectoryFull(
                     f"{used} of {limit_bytes} bytes of slices are reserved, {needed} more don't fit"
@@ -86,8 +92,10 @@ class Start:
                 raise TooManyInFlight(
                     f"{unsealed} captures are in flight, {len(claims)} more pass the limit {max_in_flight}"
                 )
-            space = os.statvfs(self.directory)
-            free = space.f_bavail * space.f_frsize - max(0, used - self._written())
+            free = self._free(used)
+            if needed > free:
+                self.spares.drop(needed - free)
+                free = self._free(used)
             if needed > free:
                 raise DirectoryFull(
                     f"the slice file system has {max(0, free)} unreserved bytes left, {needed} are needed"
@@ -108,6 +116,11 @@ class Start:
             "max_rows": claim.max_rows,
         }
         write_atomically(self.directory / f"{claim.tag}.claim", json.dumps(body))
+
+    def _free(self, claimed: int) -> int:
+        """Bytes of the file system that no claim (`claimed` bytes in all) will need."""
+        space = os.statvfs(self.directory)
+        return space.f_bavail * space.f_frsize - max(0, claimed - self._written())
 
     def _written(self) -> int:
         """Bytes that slices and parts take on the file system now."""
@@ -144,12 +157,16 @@ class Start:
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.directory / f"{tag}.claim")
 
-    def release(self, tag: str) -> None:
-        """Remove a capture: its slices, parts and claim. Idempotent."""
-        release(self.directory, tag)
+    def release(self, tag: str, *, keep: bool = True) -> None:
+        """Remove a capture: its slices, parts and claim. Idempotent. See `release`."""
+        release(self.directory, tag, keep=keep)
 
     def expire(self, ttl_s: float) -> list[str]:
-        """Release captures none of whose files changed for `ttl_s` seconds; return their tags."""
+        """Remove captures none of whose files changed for `ttl_s` seconds; return their tags.
+
+        Spare files that nobody took for a minute go too.
+        """
+        self.spares.expire(_SPARE_S)
         newest: dict[str, float] = {}
         for entry in os.scandir(self.directory):
             tag = entry.name.split(".", 1)[0]
@@ -158,7 +175,7 @@ class Start:
                     newest[tag] = max(newest.get(tag, 0.0), entry.stat(follow_symlinks=False).st_mtime)
         old = [tag for tag, mtime in newest.items() if time.time() - mtime > ttl_s]
         for tag in old:
-            self.release(tag)
+            self.release(tag, keep=False)  # somebody may still read what nobody took away
         return old
 
     def slice_paths(self, tag: str) -> list[Path]:
@@ -216,14 +233,21 @@ def sweep_dead_starts(slice_dir: str | os.PathLike[str]) -> list[str]:
     return gone
 
 
-def release(start_dir: str | os.PathLike[str], tag: str) -> None:
-    """Remove everything of one capture from a start's directory. Idempotent; the claim goes first."""
+def release(start_dir: str | os.PathLike[str], tag: str, *, keep: bool = True) -> None:
+    """Remove everything of one capture from a start's directory. Idempotent; the claim goes first.
+
+    Sealed slices become spare files of the next captures, so nobody may read them any more; `keep` False
+    leaves what somebody may still read as it is.
+    """
     if not is_tag(tag):
         raise ValueError(f"{tag!r} is not a tag")
     directory = Path(start_dir)
     (directory / f"{tag}.claim").unlink(missing_ok=True)
+    spares = Spares(directory)
     for path in directory.glob(f"{tag}.*"):
-        path.unlink(missing_ok=True)
+        # A part may still be written to: only what is sealed is nobody's.
+        if not (keep and path.suffix == ".slice" and spares.put(path)):
+            path.unlink(missing_ok=True)
 
 
 def read_records(start_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:

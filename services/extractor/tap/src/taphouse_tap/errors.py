@@ -5,7 +5,8 @@
     TapError
     ├── Refusal             what the endpoint answers instead of a capture (`refusals.py`)
     ├── CaptureRefused      this engine, mode or model can't be captured right; the reason is for people
-    └── BadRows             the rows of one capture are not what they should be
+    ├── BadRows             the rows of one capture are not what they should be
+    └── WriterFailed        the writer process could not start, met an error, or is gone
 """
 
 from __future__ import annotations
@@ -21,3 +22,7 @@ class CaptureRefused(TapError):
 
 class BadRows(TapError):
     """One capture's rows are missing, unwritten or out of order: it fails, others go on."""
+
+
+class WriterFailed(TapError):
+    """The writer process could not start, met an error of ours, or is gone: capture is off."""

@@ -246,7 +246,7 @@ class Collector:
     def release(self, claims: Sequence[slices.Claim], *, unfinished: bool) -> None:
         """Remove slices and claims. A rank may still write an ``unfinished`` one: it is removed again."""
         for claim in claims:
-            self._start.release(claim.tag)
+            self._start.release(claim.tag, keep=not unfinished)  # a check may still read an unfinished one
             if unfinished:
                 self._left[claim.tag] = time.monotonic()
 
@@ -258,7 +258,7 @@ class Collector:
         for tag in list(self.in_flight):
             self._start.touch(tag)
         for tag, since in list(self._left.items()):
-            self._start.release(tag)
+            self._start.release(tag, keep=False)
             if time.monotonic() - since > self._seal_timeout_s:
                 del self._left[tag]
         return self._start.expire(ttl_s)

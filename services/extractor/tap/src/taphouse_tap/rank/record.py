@@ -11,11 +11,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from taphouse.slices import Start
 from taphouse_tap import __version__
 
+from .area import Word
 from .breaker import Breaker
 
 logger = logging.getLogger("vllm.taphouse")
@@ -27,22 +30,19 @@ _SWEEP_S = 30.0
 
 @dataclass
 class Counters:
-    """What this rank did since its start; `*_s` are seconds: on the engine's thread, waiting, writing."""
+    """What the engine's process did since its start; `host_s` is seconds on the engine's own thread."""
 
     steps: int = 0
-    rows: int = 0
-    bytes: int = 0
-    sealed: int = 0
-    failed: int = 0
     forged: int = 0
     preempted: int = 0
     host_s: float = 0.0
-    wait_s: float = 0.0
-    write_s: float = 0.0
 
 
 class RecordThread:
-    """Publishes the record when it changed (at most once a second), and every two seconds anyway."""
+    """Publishes the record when it changed (at most once a second), and every two seconds anyway.
+
+    `look` is called before each time.
+    """
 
     def __init__(
         self,
@@ -50,8 +50,9 @@ class RecordThread:
         breaker: Breaker,
         facts: Callable[[], dict[str, Any]],
         ttl_s: float | None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
-        self._start, self._breaker, self._facts = start, breaker, facts
+        self._start, self._breaker, self._facts, self._look = start, breaker, facts, look
         self._ttl_s = ttl_s
         self._changed = threading.Event()
         self._lock = threading.Lock()
@@ -78,6 +79,7 @@ class RecordThread:
             try:
                 self._changed.wait(_HEARTBEAT_S)
                 self._changed.clear()
+                self._look()
                 self.publish()
                 if self._ttl_s is not None and time.monotonic() - swept > _SWEEP_S:
                     swept = time.monotonic()
@@ -111,6 +113,18 @@ def versions(engine: str) -> dict[str, str]:
     }
 
 
-def counters_dict(counters: Counters) -> dict[str, Any]:
-    """Return the counters as the record shows them."""
-    return asdict(counters)
+def counters_dict(counters: Counters, words: NDArray[np.int64] | None) -> dict[str, Any]:
+    """Return the counters of this process and of the writer's (`words`; None: there is none) as shown.
+
+    Seconds: `wait_s` for rows to arrive, `write_s` of checking, summing and writing them, of which
+    `checksum_s` and `copy_s` are summed over threads, `seal_s` of sealing.
+    """
+    shown: dict[str, Any] = asdict(counters)
+    if words is None:
+        words = np.zeros(1 + max(Word), np.int64)
+    for word in (Word.ROWS, Word.BYTES, Word.SEALED, Word.FAILED):
+        shown[word.name.lower()] = int(words[word])
+    shown["forged"] += int(words[Word.FORGED])
+    for word in (Word.WAIT, Word.WRITE, Word.CHECKSUM, Word.COPY, Word.SEAL):
+        shown[f"{word.name.lower()}_s"] = 1e-9 * int(words[word])
+    return shown

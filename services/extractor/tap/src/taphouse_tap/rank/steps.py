@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from taphouse.slices import EXTRA_ARGS_KEY, BadOptIn, Start, Trailer, verify_opt_in
+from taphouse.slices import EXTRA_ARGS_KEY, BadOptIn, Start, verify_opt_in
 from taphouse_tap import compat
 
 from .breaker import Breaker
-from .capture import Capture, Captures
+from .link import Link
+from .messages import Fail, Finish, Step
 from .record import Counters
 from .staging import Staging
 from .weights import Weights
-from .writer import Fail, FailAll, Finish, Part, Step, Writer
 
 
 class Steps:
@@ -25,21 +24,19 @@ class Steps:
         self,
         worker: Any,
         start: Start,
-        template: Trailer,
+        tp_rank: int,
         *,
         staging: Staging,
-        captures: Captures,
         weights: Weights,
-        writer: Writer,
+        link: Link,
         breaker: Breaker,
         counters: Counters,
         changed: Callable[[], None],
     ) -> None:
-        self._worker, self._start, self._template = worker, start, template
-        self._staging, self._captures, self._writer = staging, captures, writer
-        self._weights = weights
+        self._worker, self._start, self._tp_rank = worker, start, tp_rank
+        self._staging, self._weights, self._link = staging, weights, link
         self._breaker, self._counters, self._changed = breaker, counters, changed
-        self._active: dict[str, Capture] = {}
+        self._active: dict[str, int] = {}  # the number of each request's capture
 
     def before(self, scheduler_output: Any) -> None:
         """Look at what the scheduler sends: seal the finished, admit the new, poison the rows to come."""
@@ -79,35 +76,36 @@ class Steps:
     def fail_all(self, reason: str) -> None:
         """Fail what is in flight. Called on the engine's thread, between steps."""
         self._active = {}
-        self._writer.put(FailAll(reason))
+        self._link.fail_all(reason)
 
     def _fail_if_off(self) -> None:
         """Fail what was admitted while another thread tripped the breaker."""
         if self._breaker.tripped:
-            self._writer.put(FailAll(f"capture is off: {self._breaker.reason}"))
+            self._link.fail_all(f"capture is off: {self._breaker.reason}")
 
     def _take(self, scheduler_output: Any) -> None:
-        parts: list[Part] = []
+        parts: list[tuple[int, int]] = []
         runs: list[tuple[int, int]] = []
-        staged = 0
         for request_id, first, count in compat.batch_rows(self._worker, scheduler_output):
-            capture = self._active.get(request_id)
-            if capture is None:
+            number = self._active.get(request_id)
+            if number is None:
                 continue
-            parts.append(Part(capture, staged, count))
-            staged += count
+            parts.append((number, count))
             if runs and sum(runs[-1]) == first:
                 runs[-1] = (runs[-1][0], runs[-1][1] + count)
             else:
                 runs.append((first, count))
         if not parts:
             return
-        rows = self._staging.take(runs)
-        if rows is not None:
-            self._writer.put(Step(rows, parts))
+        at = self._link.take_rows(sum(count for _, count in parts))
+        if at is None:
+            why = "the host memory for rows on their way is full"
+        elif self._link.step(Step(at, self._staging.move(runs, at), parts)):
             return
-        for part in parts:
-            self._drop(part.capture, "the host memory for rows on their way is full", retry=True)
+        else:
+            why = "the writer takes no more messages"
+        for number, _ in parts:
+            self._drop(number, why, retry=True)
 
     def _admit(self, new: compat.NewRequest) -> None:
         try:
@@ -117,31 +115,28 @@ class Steps:
             return
         if not self._start.is_claimed(opt_in.tag):
             return  # The client left before its request ran, or the tag is an old one.
-        trailer = replace(
-            self._template,
-            tag=opt_in.tag,
-            prompt_len=opt_in.prompt_len,
-            weights_epoch=self._weights.epoch,
-        )
-        capture = Capture(opt_in, trailer, self._start.directory, new.token_ids)
-        if capture.sealed or not self._captures.add(capture):
+        if (self._start.directory / f"{opt_in.tag}.t{self._tp_rank}.slice").exists():
+            self._counters.forged += 1  # This rank's slice is there already.
+            return
+        number = self._link.admit(opt_in, self._weights.epoch, new.token_ids)
+        if number is None:
             self._counters.forged += 1
             return
-        self._active[new.request_id] = capture
+        self._active[new.request_id] = number
         if self._weights.now.away is not None:
-            self._drop(capture, self._weights.now.away)
+            self._drop(number, self._weights.now.away)
         elif len(new.token_ids) != opt_in.prompt_len:
             self._drop(
-                capture, f"the prompt has {len(new.token_ids)} tokens, the opt-in says {opt_in.prompt_len}"
+                number, f"the prompt has {len(new.token_ids)} tokens, the opt-in says {opt_in.prompt_len}"
             )
         self._changed()
 
     def _finish(self, request_id: str) -> None:
-        capture = self._active.pop(request_id, None)
-        if capture is not None:
-            self._writer.put(Finish(capture))
+        number = self._active.pop(request_id, None)
+        if number is not None:
+            self._link.put(Finish(number))
             self._changed()
 
-    def _drop(self, capture: Capture, reason: str, *, retry: bool = False) -> None:
-        self._active = {k: v for k, v in self._active.items() if v is not capture}
-        self._writer.put(Fail(capture, reason, retry))
+    def _drop(self, number: int, reason: str, *, retry: bool = False) -> None:
+        self._active = {k: v for k, v in self._active.items() if v != number}
+        self._link.put(Fail(number, reason, retry))

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from taphouse.slices import Start, Trailer, open_start
 from taphouse_tap import __version__, compat, compat_model
 from taphouse_tap.errors import CaptureRefused
 from taphouse_tap.settings import TapSettings, load_settings
 
 from .breaker import Breaker
-from .capture import Captures
 from .check import Checker
+from .link import Link
 from .record import Counters, RecordThread, counters_dict, versions
 from .staging import Staging
 from .steps import Steps
 from .taps import Taps, faults
 from .weights import Weights
-from .writer import Writer
+
+_PROMPT_TOKENS = 1 << 20
+"""Room for tokens of new prompts on their way to the writer; more where two prompts can be longer."""
+
+_SPARE_SHARE = 2
+"""Released slices may take one part in so many of the slice directory's limit, while nobody needs it."""
 
 
 class WorkerTap:
@@ -33,8 +36,8 @@ class WorkerTap:
         self.facts: dict[str, Any] = {}
         self._worker = worker
         self._counters = Counters()
-        self._captures = Captures()
         self._staging: Staging | None = None
+        self._link: Link | None = None
         self._taps: Taps | None = None
         self._weights: Weights | None = None
         self._record: RecordThread | None = None
@@ -51,7 +54,7 @@ class WorkerTap:
             self._give_up()
             return
         sweep_after_s = settings.slice_ttl_s if ranks.tp_rank == 0 else None
-        record = self._record = RecordThread(self.start, self.breaker, self._state, sweep_after_s)
+        record = self._record = RecordThread(self.start, self.breaker, self._state, sweep_after_s, self._look)
         try:
             self._tap_model(settings, self.start, ranks, record)
         except CaptureRefused as error:
@@ -149,6 +152,7 @@ class WorkerTap:
             sizes.dtype,
             device,
             settings.pinned_limit_bytes,
+            max(_PROMPT_TOKENS, 2 * sizes.max_model_len),
         )
         faults.report = self.breaker.trip
         column = ranks.tp_rank * width
@@ -158,13 +162,21 @@ class WorkerTap:
             compat.account_device_memory(self._worker, memory["buffer_bytes"] + memory["staging_bytes"])
         weights = self._weights = Weights(model, stack.norm, compat.identity(self._worker), dtype)
         self.checker = Checker(model, stack, start, device, self._epoch_now)
-        self.steps = self._start_steps(start, staging, weights, device, record)
+        start.spares.allow(settings.slice_dir_limit_bytes // _SPARE_SHARE)
+        link = self._start_writer(start, staging)
+        self.steps = Steps(
+            self._worker,
+            start,
+            ranks.tp_rank,
+            staging=staging,
+            weights=weights,
+            link=link,
+            breaker=self.breaker,
+            counters=self._counters,
+            changed=record.changed,
+        )
 
-    def _start_steps(
-        self, start: Start, staging: Staging, weights: Weights, device: torch.device, record: RecordThread
-    ) -> Steps:
-        writer = Writer(staging, self._captures, self.breaker, self._counters, device)
-        writer.start()
+    def _start_writer(self, start: Start, staging: Staging) -> Link:
         facts = self.facts
         template = Trailer(
             tag="",
@@ -184,18 +196,14 @@ class WorkerTap:
             crc32=0,
             token_crc32=0,
         )
-        return Steps(
-            self._worker,
-            start,
-            template,
-            staging=staging,
-            captures=self._captures,
-            weights=weights,
-            writer=writer,
-            breaker=self.breaker,
-            counters=self._counters,
-            changed=record.changed,
-        )
+        link = Link(staging.area, start.directory, template, self.breaker)
+        link.start()
+        self._link = link
+        return link
+
+    def _look(self) -> None:
+        if self._link is not None:
+            self._link.look()
 
     def _state(self) -> dict[str, Any]:
         loaded = self._weights.now if self._weights is not None else None
@@ -204,15 +212,27 @@ class WorkerTap:
             "model_fingerprint": loaded.fingerprint if loaded is not None else None,
             "weights_epoch": loaded.epoch if loaded is not None else None,
             "paused": loaded.away if loaded is not None else None,
-            "in_flight": len(self._captures),
-            "counters": counters_dict(self._counters),
-            "memory": self._staging.memory if self._staging is not None else None,
+            "in_flight": self._link.in_flight if self._link is not None else 0,
+            "counters": counters_dict(
+                self._counters, self._staging.area.words if self._staging is not None else None
+            ),
+            "memory": self._memory(),
         }
+
+    def _memory(self) -> dict[str, int] | None:
+        if self._staging is None or self._link is None:
+            return None
+        used = self._link.rows_used * self._staging.held_bytes
+        return {**self._staging.memory, "pinned_bytes": used}
 
     def _give_up(self) -> None:
         if self._taps is not None:
             self._taps.remove()
-        self._taps = self._staging = self.steps = None
+        if self._link is not None:
+            self._link.close()
+        if self._staging is not None:
+            self._staging.close()
+        self._taps = self._staging = self._link = self.steps = None
         try:
             compat.mark_untapped(self._worker)
         except Exception as error:

@@ -1,186 +1,222 @@
-"""The writer: one thread a rank that turns staged rows into sealed slices, off the engine's threads."""
+"""The writer: turns rows in shared memory into sealed slices, in a process of its own.
+
+It knows no torch and no engine, so the engine's interpreter lock is not its own, and nothing that goes wrong
+here reaches the engine. `process.py` runs it.
+"""
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from taphouse.slices import DirectoryFull, SliceError
+from taphouse.slices import RAW_DTYPES, DirectoryFull, SliceError, Trailer
 from taphouse_tap.errors import BadRows
 
-from .breaker import Breaker
-from .capture import Capture, Captures
-from .record import Counters
-from .staging import StagedRows, Staging
+from .area import Area, Word
+from .capture import Capture
+from .messages import Admit, FailAll, Finish, Message, Step
 
 _SPREAD_OVER = 8
-"""Threads that share the rows of one large step, and checksums: copying and crc32 run outside the GIL."""
+"""Threads that share the rows of one large step: copying and crc32 run outside the GIL."""
 
 _SPREAD_BYTES = 1 << 23
 """Smaller steps are written by the writer's own thread."""
 
-_PIECE_BYTES = 1 << 22
-"""What one thread writes at a time."""
+_POLL_S = 2e-4
+"""Between two looks at whether a step's rows have arrived."""
 
 _FAILS_ONE = (BadRows, SliceError, OSError)
 """Errors that are one capture's own."""
+
+_NAN_BITS = {"bfloat16": 0x7F80, "float16": 0x7C00}
+"""The largest magnitude, as bits, that is no NaN (infinity's)."""
 
 logger = logging.getLogger("vllm.taphouse")
 
 
 @dataclass(frozen=True)
-class Part:
-    """The rows [first, first + count) of a step's `StagedRows` that belong to one capture."""
-
-    capture: Capture
-    first: int
-    count: int
-
-
-@dataclass(frozen=True)
 class Piece:
-    """Rows [n, row bytes] of one capture on their way to row number `row` of its file."""
+    """Bytes of one capture's rows on their way to byte `offset` of its file."""
 
     capture: Capture
-    row: int
-    rows: NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class Step:
-    """Rows of one engine step."""
-
-    rows: StagedRows
-    parts: Sequence[Part]
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The request ended: seal what there is."""
-
-    capture: Capture
-
-
-@dataclass(frozen=True)
-class Fail:
-    """The capture can't be completed; `retry`: for want of room."""
-
-    capture: Capture
-    reason: str
-    retry: bool = False
-
-
-@dataclass(frozen=True)
-class FailAll:
-    """Nothing in flight can be completed."""
-
-    reason: str
+    offset: int
+    data: NDArray[np.uint8]
 
 
 class Writer:
-    """Works off a queue. An error of one capture fails that capture; any other error trips the breaker."""
+    """Handles messages in order. An error of one capture fails that capture; any other error is a trip.
+
+    `tripped` is told what happened, after everything in flight was failed. `ended` tells whether the engine's
+    process is gone.
+    """
 
     def __init__(
-        self, staging: Staging, captures: Captures, breaker: Breaker, counters: Counters, device: torch.device
+        self,
+        area: Area,
+        directory: Path,
+        template: Trailer,
+        tripped: Callable[[str], None],
+        ended: Callable[[], bool],
     ) -> None:
-        self._staging, self._captures = staging, captures
-        self._breaker, self._counters, self._device = breaker, counters, device
-        self._queue: queue.SimpleQueue[Step | Finish | Fail | FailAll] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="taphouse-writer", daemon=True)
+        self._area, self._directory, self._template = area, directory, template
+        self._tripped, self._ended = tripped, ended
+        self._captures: dict[int, Capture] = {}
         self._pool = ThreadPoolExecutor(_SPREAD_OVER, thread_name_prefix="taphouse-write")
+        self._shape = (-1, len(template.layers), template.width)
+        self._dtype = RAW_DTYPES[template.dtype]
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._breaker.on_trip(lambda: self.put(FailAll(f"capture is off: {self._breaker.reason}")))
-        self._thread.start()
+    def handle(self, message: Message) -> None:
+        """Do what a message says; never raises."""
+        try:
+            self._handle(message)
+        except Exception as error:
+            logger.exception("Taphouse's slice writer failed")
+            told = f"{type(error).__name__}: {error}"
+            self._fail_all(f"capture is off: error in writer: {told}")
+            self._tripped(told)
+        finally:
+            self._area.words[Word.HANDLED] += 1
 
-    def put(self, item: Step | Finish | Fail | FailAll) -> None:
-        """Queue work; never blocks."""
-        self._queue.put(item)
+    def alive(self) -> None:
+        """Say that the writer goes round its loop."""
+        self._area.words[Word.ALIVE] = time.monotonic_ns()
 
-    def _run(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-        while True:
-            item = self._queue.get()
-            try:
-                self._handle(item)
-            except Exception as error:
-                self._breaker.trip("writer", error)
+    def drop(self) -> None:
+        """Remove the parts of everything in flight: the engine is gone."""
+        for capture in self._captures.values():
+            capture.drop()
+        self._captures.clear()
 
-    def _handle(self, item: Step | Finish | Fail | FailAll) -> None:
-        if isinstance(item, Step):
-            try:
-                self._write(item)
-            finally:
-                self._staging.give_back()
-        elif isinstance(item, Finish):
-            self._seal(item.capture)
-        elif isinstance(item, Fail):
-            self._fail(item.capture, item.reason, retry=item.retry)
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Step):
+            self._step(message)
+        elif isinstance(message, Admit):
+            self._admit(message)
+        elif isinstance(message, FailAll):
+            self._fail_all(message.reason)
+        elif (capture := self._captures.get(message.number)) is None:
+            return  # it failed before
+        elif isinstance(message, Finish):
+            self._seal(message.number, capture)
         else:
-            for capture in self._captures.all():
-                self._fail(capture, item.reason)
+            self._fail(message.number, message.reason, retry=message.retry)
+
+    def _admit(self, new: Admit) -> None:
+        if any(capture.tag == new.tag for capture in self._captures.values()):
+            self._area.words[Word.FORGED] += 1  # a replay
+            return
+        trailer = replace(self._template, tag=new.tag, prompt_len=new.prompt_len, weights_epoch=new.epoch)
+        prompt = self._area.prompts[new.prompt_at : new.prompt_at + new.prompt_count].copy()
+        self._captures[new.number] = Capture(trailer, self._directory, new.max_rows, prompt)
+
+    def _step(self, step: Step) -> None:
+        words = self._area.words
+        began = time.monotonic_ns()
+        while words[Word.ARRIVED] < step.arrival:
+            if self._ended():
+                return
+            self.alive()
+            time.sleep(_POLL_S)
+        arrived = time.monotonic_ns()
+        words[Word.WAIT] += arrived - began
+        self._write(step)
+        words[Word.WRITE] += time.monotonic_ns() - arrived
 
     def _write(self, step: Step) -> None:
-        began = time.perf_counter()
-        step.rows.wait()
-        waited = time.perf_counter()
-        self._counters.wait_s += waited - began
-        unwritten = torch.isnan(step.rows.edges).any(dim=2)
-        pieces: list[Piece] = []
-        for part in step.parts:
-            if part.capture in self._captures:
+        words, first = self._area.words, 0
+        end = step.at + sum(count for _, count in step.parts)
+        raw, marks = self._area.rows[step.at : end], self._area.marks[step.at : end]
+        unwritten = self._unwritten(raw)
+        pieces: list[tuple[int, Piece]] = []
+        before: dict[int, tuple[float, float]] = {}
+        for number, count in step.parts:
+            span, first = slice(first, first + count), first + count
+            capture = self._captures.get(number)
+            if capture is not None:
                 try:
-                    pieces += _pieces(part, step.rows, unwritten)
+                    before[number] = capture.spent
+                    cut = self._pieces(capture, raw[span], marks[span], unwritten[span])
+                    pieces += [(number, piece) for piece in cut]
                 except _FAILS_ONE as error:
-                    self._fail_for(part.capture, error)
-        run = self._pool.map if sum(piece.rows.nbytes for piece in pieces) >= _SPREAD_BYTES else map
-        for piece, failure in zip(pieces, list(run(_write_piece, pieces)), strict=True):
+                    self._fail_for(number, error)
+        written = self._run([piece for _, piece in pieces])
+        for (number, piece), failure in zip(pieces, written, strict=True):
             if failure is not None:
-                self._fail_for(piece.capture, failure)
+                self._fail_for(number, failure)
             else:
-                self._counters.rows += len(piece.rows)
-                self._counters.bytes += piece.rows.nbytes
-        self._counters.write_s += time.perf_counter() - waited
+                words[Word.BYTES] += piece.data.nbytes
+        for number, (checksum_s, copy_s) in before.items():
+            if (capture := self._captures.get(number)) is not None:
+                words[Word.CHECKSUM] += int(1e9 * (capture.spent[0] - checksum_s))
+                words[Word.COPY] += int(1e9 * (capture.spent[1] - copy_s))
 
-    def _seal(self, capture: Capture) -> None:
-        if capture not in self._captures:
-            return
-        began = time.perf_counter()
+    def _pieces(
+        self,
+        capture: Capture,
+        raw: NDArray[np.uint8],
+        marks: NDArray[np.int64],
+        unwritten: NDArray[np.bool_],
+    ) -> list[Piece]:
+        """Place a part's rows in its capture, and cut them so that threads can share the writing."""
+        if unwritten.any():
+            row, layer = np.argwhere(unwritten)[0].tolist()
+            raise BadRows(
+                f"row {row} of a chunk has NaN at tapped layer number {layer}: the graph did not write it "
+                "(it runs without the tap), or the model made it"
+            )
+        place = capture.place(marks)
+        self._area.words[Word.ROWS] += len(place)
+        return [Piece(capture, *piece) for piece in capture.pieces(place.start, raw[: len(place)])]
+
+    def _unwritten(self, raw: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Which layers of which rows [n, row bytes] still hold poison at an edge: [n, L]."""
+        rows = raw.view(self._dtype).reshape(self._shape)
+        edges = rows[:, :, :: max(1, rows.shape[2] - 1)]
+        limit = _NAN_BITS.get(self._template.dtype)
+        nan = np.isnan(edges) if limit is None else (edges.view("<u2") & 0x7FFF) > limit
+        return np.asarray(nan.any(axis=2))
+
+    def _run(self, pieces: Sequence[Piece]) -> list[Exception | None]:
+        spread = sum(piece.data.nbytes for piece in pieces) >= _SPREAD_BYTES
+        return list((self._pool.map if spread else map)(_write_piece, pieces))
+
+    def _seal(self, number: int, capture: Capture) -> None:
+        began = time.monotonic_ns()
         if capture.abandoned:
-            self._captures.remove(capture)
+            del self._captures[number]
             capture.drop()
             return
         try:
-            sealed = capture.seal(self._pool)
+            sealed = capture.seal()
         except _FAILS_ONE as error:
-            self._fail_for(capture, error)
+            self._fail_for(number, error)
             return
-        self._captures.remove(capture)
-        if sealed is not None:
-            self._counters.sealed += 1
-        self._counters.write_s += time.perf_counter() - began
+        del self._captures[number]
+        self._area.words[Word.SEALED] += sealed is not None
+        self._area.words[Word.SEAL] += time.monotonic_ns() - began
 
-    def _fail_for(self, capture: Capture, error: Exception) -> None:
-        self._fail(capture, str(error), retry=isinstance(error, DirectoryFull))
+    def _fail_for(self, number: int, error: Exception) -> None:
+        self._fail(number, str(error), retry=isinstance(error, DirectoryFull))
 
-    def _fail(self, capture: Capture, reason: str, *, retry: bool = False) -> None:
-        if not self._captures.remove(capture):
+    def _fail_all(self, reason: str) -> None:
+        for number in list(self._captures):
+            self._fail(number, reason)
+
+    def _fail(self, number: int, reason: str, *, retry: bool = False) -> None:
+        capture = self._captures.pop(number, None)
+        if capture is None:
             return
         if capture.abandoned:
             capture.drop()
             return
-        self._counters.failed += 1
+        self._area.words[Word.FAILED] += 1
         logger.warning("Taphouse capture %s failed: %s", capture.tag, reason)
         try:
             capture.fail(reason, retry=retry)
@@ -188,25 +224,10 @@ class Writer:
             logger.warning("Taphouse could not seal the error of capture %s: %s", capture.tag, error)
 
 
-def _pieces(part: Part, rows: StagedRows, unwritten: torch.Tensor) -> list[Piece]:
-    """Place a part's rows in its capture, and cut them so that threads can share the writing."""
-    span = slice(part.first, part.first + part.count)
-    if unwritten[span].any():
-        row, layer = unwritten[span].nonzero()[0].tolist()
-        raise BadRows(
-            f"row {row} of a chunk has NaN at tapped layer number {layer}: the graph did not write it "
-            "(it runs without the tap), or the model made it"
-        )
-    place = part.capture.place(rows.marks[span])
-    raw = rows.raw[span][: len(place)]
-    step = max(1, _PIECE_BYTES // raw.shape[1])
-    return [Piece(part.capture, place[at], raw[at : at + step]) for at in range(0, len(place), step)]
-
-
 def _write_piece(piece: Piece) -> Exception | None:
     """Write one piece; return why its capture fails."""
     try:
-        piece.capture.write(piece.row, piece.rows)
+        piece.capture.write(piece.offset, piece.data)
     except _FAILS_ONE as error:
         return error
     return None
