@@ -101,12 +101,14 @@ class Cluster:
         self.processes.append(process)
         return process
 
-    def start_redis(self) -> subprocess.Popen[bytes]:
+    def start_redis(self, *options: str) -> subprocess.Popen[bytes]:
         """With an append-only file, as deployed."""
         data = self.directory / "redis"
         data.mkdir(exist_ok=True)
         command = [str(redis_binary()), "--port", str(self.redis_port), "--dir", str(data)]
-        process = self.spawn("redis", [*command, "--appendonly", "yes", "--save", "", "--bind", "127.0.0.1"])
+        process = self.spawn(
+            "redis", [*command, "--appendonly", "yes", "--save", "", "--bind", "127.0.0.1", *options]
+        )
         wait_for("redis", self._redis_answers)
         return process
 

@@ -62,7 +62,7 @@ def build_api(settings: Settings) -> FastAPI:
     progress = Progress(records)
     engine, leases = _engine(settings), _leases(settings)
     pipeline = Pipeline(records, ledger, engine, settings.engine_concurrency)
-    url = settings.redis_url.get_secret_value()
+    url = settings.redis()
     queue = BatchQueue(connect(url, text=False), settings.queue_name, timeout_s=settings.batch_timeout_s)
     monitor = EngineMonitor(engine)
     memory = _memory(settings)
@@ -180,9 +180,7 @@ def work(settings: Settings) -> None:
         runner.died(ref, reason, leases)
 
     with keep_renewing(present, PRESENCE_TTL_S / 5):
-        run_worker(
-            settings.redis_url.get_secret_value(), settings.queue_name, name=name, run=runner, on_death=died
-        )
+        run_worker(settings.redis(), settings.queue_name, name=name, run=runner, on_death=died)
     leases.absent(name)
 
 
@@ -256,12 +254,12 @@ def _engine(settings: Settings) -> Engine:
 
 
 def _leases(settings: Settings) -> Leases:
-    client = connect(settings.redis_url.get_secret_value())
+    client = connect(settings.redis())
     return Leases(client, prefix=f"taphouse:{settings.queue_name}", ttl_s=settings.lease_ttl_s)
 
 
 def _memory(settings: Settings) -> Memory:
-    client = connect(settings.redis_url.get_secret_value())
+    client = connect(settings.redis())
     ttl_s = max(GOVERNOR_LEASE_S, 4 * settings.governor_tick_s)
     return Memory(client, prefix=f"taphouse:{settings.queue_name}", ttl_s=ttl_s)
 

@@ -32,8 +32,10 @@ class Settings(BaseSettings):
 
     store: Path = Field(description="Root directory of the store.")
     redis_url: SecretStr = Field(
-        default=SecretStr("redis://127.0.0.1:6379/0"), description="May hold a password."
+        default=SecretStr("redis://127.0.0.1:6379/0"),
+        description="With user and password where Redis wants them; rediss:// for TLS.",
     )
+    redis_url_file: Path | None = Field(default=None, description="File that holds it.")
     log_format: LogFormat = Field(default="text", description="Log lines as text, or as JSON objects.")
     audit_log: Path | None = Field(
         default=None, description="File for the API's audit lines (JSON); without one they are in its log."
@@ -160,6 +162,8 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _no_open_door(self) -> Settings:
         self.engine_bearer()  # a key that can't be sent is said at the start
+        if urlsplit(self.redis()).scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("redis_url begins with none of redis://, rediss:// and unix://")
         if self.tokens().open and not self.allow_anonymous and not _is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} is open to other machines: set a token, tokens_file or allow_anonymous"
@@ -174,13 +178,17 @@ class Settings(BaseSettings):
         """The one token of an API without a tokens file: an admin's."""
         return _secret("token", self.token, self.token_file)
 
+    def redis(self) -> str:
+        """Where Redis is, with what it asks for."""
+        return _secret("redis_url", None, self.redis_url_file) or self.redis_url.get_secret_value()
+
     def engine_bearer(self) -> str | None:
         """The key of the tap's endpoint, None when it has none."""
         return _secret("engine_key", self.engine_key, self.engine_key_file)
 
     def secrets(self) -> list[str]:
         """What may stand in no log."""
-        password = urlsplit(self.redis_url.get_secret_value()).password
+        password = urlsplit(self.redis()).password
         found = (self.bearer(), self.engine_bearer(), password, unquote(password or ""))
         return [secret for secret in found if secret]
 
