@@ -81,6 +81,8 @@ def run(arguments: argparse.Namespace, chunks: str) -> dict[str, Any]:
     ended.set()
     consumer.join()
     start.close()
+    if consumer.exitcode:
+        raise RuntimeError("the consumer failed")
     rates = sorted(answer.pop("rate") for answer in found)
     mean = {key: round(sum(answer[key] for answer in found) / len(found), 3) for key in found[0]}
     return {"ranks": len(found), "gb_s": [round(1e-9 * rate, 2) for rate in rates], **mean}
@@ -109,7 +111,7 @@ def engine(
     block = np.random.default_rng(rank).integers(0, 0x7F00, (64, row_bytes // 2), np.uint16)
     for at in range(0, rows, 64):
         area.rows[at : at + 64] = block.view(np.uint8)[: rows - at]
-    link = Link(area, start.directory, _template(start, rank, arguments.width), breaker)
+    link = Link(area, start.directory, _template(start, arguments.width), breaker)
     link.start()
     steps = Steps(start, area, link, _lengths(chunks, rank), arguments.dir_bytes)
     ready.wait()
@@ -181,18 +183,19 @@ def _lengths(chunks: str, seed: int) -> Iterator[int]:
         yield chosen.randint(*MIXED) if chunks == "mixed" else int(chunks)
 
 
-def _template(start: Start, rank: int, width: int) -> Trailer:
+def _template(start: Start, width: int) -> Trailer:
+    """Ranks have captures of their own here: each is the whole of its captures."""
     return Trailer(
         tag="",
         start_id=start.start_id,
         tap_version="bench",
-        tp_rank=rank,
-        tp_size=rank + 1,
+        tp_rank=0,
+        tp_size=1,
         dp_rank=0,
         layers=tuple(range(LAYERS)),
         dtype="bfloat16",
-        hidden_size=width * (rank + 1),
-        column_offset=width * rank,
+        hidden_size=width,
+        column_offset=0,
         width=width,
         rows=0,
         prompt_len=0,

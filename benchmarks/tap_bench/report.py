@@ -127,10 +127,9 @@ def _rates(wave: Wave) -> Iterator[dict[str, Any]]:
                 continue
             counters = part["counters"]
             summary = {"name": "writer", "rank": rank, "counters": counters, "memory": part["memory"]}
-            if counters.get("write_s"):
-                summary["write_gb_s"] = counters["bytes"] / counters["write_s"] / 1e9
-            if counters.get("d2h_s"):
-                summary["d2h_gb_s"] = counters["bytes"] / counters["d2h_s"] / 1e9
+            if counters["write_s"]:
+                spent = counters["write_s"] + counters["seal_s"]
+                summary["write_gb_s"] = counters["bytes"] / spent / 1e9
             yield summary | {"mode": part["mode"], "layers": part["layers"], "versions": part["versions"]}
 
 

@@ -55,7 +55,7 @@ class Link:
         self._taken: deque[tuple[int, Ring]] = deque()
         self._open: dict[int, Trailer] = {}
         self._ending: deque[tuple[int, int]] = deque()
-        self._silent = False
+        self._silent = self._closed = False
 
     def start(self) -> None:
         """Start the process and wait until it is ready. Raises `WriterFailed` when it isn't."""
@@ -181,9 +181,10 @@ class Link:
 
     def close(self) -> None:
         """End the process and forget it; what it had in flight is lost."""
-        self._socket.close()
+        self._closed = True
         self.process.kill()
         self.process.wait()
+        self._socket.close()
 
     @property
     def _next(self) -> int:
@@ -217,10 +218,13 @@ class Link:
                 packet = self._socket.recv(MAX_BYTES)
             except OSError as error:
                 packet = b""
-                logger.warning("Taphouse lost its slice writer: %s", error)
+                if not self._closed:
+                    logger.warning("Taphouse lost its slice writer: %s", error)
             if not packet:
                 break
             self._breaker.trip("writer", WriterFailed(packet.decode(errors="replace")))
+        if self._closed:
+            return
         code = self.process.wait()
         how = f"did not answer for {_SILENT_S:.0f} s" if self._silent else "is gone"
         why = f"signal {-code}" if code < 0 else f"exit status {code}"
