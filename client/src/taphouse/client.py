@@ -53,6 +53,7 @@ from taphouse.wire import (
     Row,
     ShardList,
 )
+from taphouse.wire_samples import SampleQuery, SamplesDeleted, SamplesFound
 
 __all__ = ["Taphouse"]
 
@@ -200,6 +201,18 @@ class Taphouse:
         finally:
             part.unlink(missing_ok=True)
         return target
+
+    def find_samples(self, query: SampleQuery) -> SamplesFound:
+        """Rows of a person or a tenant, and the shards that hold their samples."""
+        body = query.model_dump(exclude_none=True)
+        answer = self._send("POST", "/v1/samples/find", json=body, timeout=self._extract_timeout)
+        return _parse(answer, SamplesFound)
+
+    def delete_samples(self, query: SampleQuery) -> SamplesDeleted:
+        """Delete them from shards and rows, for good."""
+        body = query.model_dump(exclude_none=True)
+        answer = self._send("POST", "/v1/samples/delete", json=body, timeout=self._extract_timeout)
+        return _parse(answer, SamplesDeleted)
 
     def health(self) -> Health:
         """Whether the service answers at all."""

@@ -1,6 +1,6 @@
 """The ledger: the ordered record of sealed shards that trainers consume.
 
-Entries are files `ledger/<seq>.json` in the store, numbered from 1 without gaps, never changed. A second
+Entries are files `ledger/<seq>.json` in the store, numbered from 1 without gaps. A second
 name of the same file, `ledger/by-shard/<shard>.json`, says that a shard has its entry. A cursor is a
 sequence number.
 
@@ -11,12 +11,17 @@ writer killed between 3 and 4 leaves only the newest entry without its second na
 (5) `ledger/last` is set to the number. It may lag, never lead: when it names more than there is, an entry
 was removed, and its number is not given again, since consumers may be past it. Readers need no lock: entry
 `seq + 1` is there, whole, or isn't yet.
+
+An entry changes in two cases only, each by one rename, and keeps its number: its shard was written anew
+without some samples (`replaces` names the one before), or taken away (`gone` says why). Consumers that are
+past the number see nothing; the others get what is left. Whoever finds that a shard isn't there reads its
+entry again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,11 +40,16 @@ _LAST = f"{_DIRECTORY}/last"
 
 
 class LedgerEntry(ShardFacts):
-    """A shard's facts and its place in the order. `created_at` is in unix seconds."""
+    """A shard's facts and its place in the order. `created_at` is in unix seconds.
+
+    `gone` says why there is no such shard any more, `replaces` which shard had the entry before.
+    """
 
     version: Literal[1] = 1
     seq: int = Field(ge=1)
     created_at: float
+    gone: str | None = None
+    replaces: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,12 +83,13 @@ class Ledger:
             head = self._repair()
             existing = self.find(facts.shard)
             if existing is not None:
-                if self.entry(existing.seq) != existing:
+                current = self.entry(existing.seq)
+                if current != existing and not _changed(existing, current):
                     raise LedgerError(
                         f"shard {facts.shard} has ledger entry {existing.seq}, which is not in the ledger",
                         advice=_RESTORE,
                     )
-                return existing
+                return current or existing
             last = self._last()
             if last > head:
                 raise LedgerError(
@@ -89,7 +100,7 @@ class Ledger:
                 created_at=time.time() if created_at is None else created_at,
                 **{name: getattr(facts, name) for name in ShardFacts.model_fields},
             )
-            if not self._store.put_new(_entry_path(entry.seq), to_json(entry.model_dump())):
+            if not self._store.put_new(_entry_path(entry.seq), _to_json(entry)):
                 raise LedgerError(
                     f"ledger entry {entry.seq} appeared while the lock was held",
                     advice="The store's file system must support flock: check how it is mounted",
@@ -125,12 +136,36 @@ class Ledger:
         except NotInStore:
             return None
 
+    def replace(self, seq: int, shard: str, seal: Callable[[], ShardFacts]) -> LedgerEntry:
+        """Give entry `seq` another shard, which `seal` seals under the name `shard`; durable on return.
+
+        The name is known before the file is there, so that no crash makes an entry of its own for it. The
+        old file is the caller's to delete, afterwards. Doing it again after a crash is safe.
+        """
+        with self._store.lock(_LOCK):
+            old = self._read(seq)
+            self._store.link(_entry_path(seq), _shard_entry_path(shard))
+            facts = {name: getattr(made, name) for made in [seal()] for name in ShardFacts.model_fields}
+            new = LedgerEntry(seq=seq, created_at=old.created_at, replaces=old.shard, **facts)
+            self._store.put(_entry_path(seq), _to_json(new))
+            self._store.put(_shard_entry_path(shard), _to_json(new))
+            return new
+
+    def remove(self, seq: int, why: str) -> LedgerEntry:
+        """Say that the shard of entry `seq` is gone; durable on return. Deleting its file comes after."""
+        with self._store.lock(_LOCK):
+            gone = self._read(seq).model_copy(update={"gone": why})
+            self._store.put(_entry_path(seq), _to_json(gone))
+            return gone
+
     def find(self, shard: str) -> LedgerEntry | None:
-        """The entry of a shard (its file name), or None."""
+        """The entry of a shard (its file name), or None; for one that was replaced, as it was."""
         try:
-            return _parse(self._store.read(_shard_entry_path(shard)), f"of shard {shard}")
+            found = _parse(self._store.read(_shard_entry_path(shard)), f"of shard {shard}")
         except NotInStore:
             return None
+        current = self.entry(found.seq)
+        return current if current is not None and current.shard == shard else found
 
     def head(self) -> int:
         """The newest entry's number; 0 when there are none.
@@ -176,7 +211,7 @@ class Ledger:
                     added.append(entry)
         for name in recorded - present:
             gone = self.find(name)
-            if gone is not None:
+            if gone is not None and gone.gone is None and not self._was_replaced(name, gone):
                 missing.append(gone)
         missing.sort(key=lambda entry: entry.seq)
         return Reconciliation(tuple(added), tuple(missing), tuple(refused))
@@ -188,6 +223,11 @@ class Ledger:
         if head:
             self._store.link(_entry_path(head), _shard_entry_path(self._read(head).shard))
         return head
+
+    def _was_replaced(self, name: str, entry: LedgerEntry) -> bool:
+        """Whether an entry's shard has another name now, or `name` was meant to become it and did not."""
+        current = self.entry(entry.seq)
+        return current is not None and current.shard != name
 
     def _last(self) -> int:
         """The largest number that was surely given; 0 when none was, or a lost write left no number."""
@@ -209,12 +249,24 @@ class Ledger:
 _RESTORE = "Restore the ledger directory from a copy, or move it away and run reconcile"
 
 
+def _changed(before: LedgerEntry, now: LedgerEntry | None) -> bool:
+    """Whether `now` is what became of the entry `before` when its shard was replaced or taken away."""
+    same = now is not None and (now.job_id, now.batch) == (before.job_id, before.batch)
+    return same and now is not None and (now.gone is not None or now.replaces is not None)
+
+
 def _entry_path(seq: int) -> str:
     return f"{_DIRECTORY}/{seq:012d}.json"
 
 
 def _shard_entry_path(shard: str) -> str:
     return f"{_BY_SHARD}/{shard}.json"
+
+
+def _to_json(entry: LedgerEntry) -> bytes:
+    """The entry as it lies in the store: without what says nothing."""
+    silent = {name for name in ("gone", "replaces") if getattr(entry, name) is None}
+    return to_json(entry.model_dump(exclude=silent))
 
 
 def _parse(data: bytes, name: str) -> LedgerEntry:

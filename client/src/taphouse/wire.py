@@ -353,6 +353,7 @@ class ShardInfo(_Answer):
     job_id: str | None = None
     batch: int | None = None
     created_at: float
+    gone: str | None = Field(default=None, description="Why there is no such shard any more.")
 
 
 class ShardList(_Answer):

@@ -34,6 +34,7 @@ from taphouse_extractor.overview import Overview
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.progress import Progress
 from taphouse_extractor.records import BatchRef, JobRecord, Records
+from taphouse_extractor.samples import Samples
 from taphouse_extractor.spool import Limits, Spool
 from taphouse_extractor.tokens import Tokens
 
@@ -255,6 +256,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
             ),
             governor=panel,
             limits=Limits(100_000, max_rows, 5_000),
+            samples=Samples(bench.records, bench.ledger, bench.overview.settled),
             dataset_roots=(datasets,),
             max_jobs=max_jobs,
         )

@@ -14,7 +14,7 @@ import pytest
 from taphouse.errors import LedgerError
 from taphouse.ledger import Ledger
 from taphouse.samples import Sample
-from taphouse.shards import ShardMeta, shard_name, write_shard
+from taphouse.shards import ShardMeta, open_shard, shard_name, write_shard
 from taphouse.store import LocalStore
 from taphouse_trainer.shard_gate import ShardGate
 from taphouse_trainer.shard_stream import Drawn, HeldOut, Position, ShardStream, StreamPolicy, Waiting
@@ -228,3 +228,55 @@ def test_an_entry_gone_from_the_middle_is_not_taken_for_the_end(tmp_path: Path, 
         list(stream.batches(Position()))
     with pytest.raises(LedgerError, match=f"entry {gone} is gone"):
         stream.count_tokens(TokenCounts(VOCAB), 10**9)
+
+
+def rewrite(world: World, seq: int, kept: list[str]) -> None:
+    """Write an entry's shard anew with few samples, or take it away, as the extractor does."""
+    entry = world.ledger.entry(seq)
+    assert entry is not None
+    if kept:
+        with open_shard(world.store.local_path(entry.path)) as shard:
+            meta, name = shard.header.meta, f"j-{seq}.new.safetensors"
+        world.ledger.replace(
+            seq, name, lambda: write_shard(world.store, name, [sample(id_) for id_ in kept], meta)
+        )
+    else:
+        world.ledger.remove(seq, "samples were deleted")
+    world.store.delete(entry.path)
+
+
+@pytest.mark.parametrize("drawn_before", [1, 17])
+def test_shards_that_lost_samples_are_read_as_they_are_now(tmp_path: Path, drawn_before: int) -> None:
+    world = World(tmp_path)
+    world.land(3)
+    stream = world.stream(epochs=2, batch_size=1)
+    drawn = stream.batches(Position())
+    seen = [next(drawn)[0].sample.id for _ in range(drawn_before)]
+    first = list(dict.fromkeys(seen))
+    rewrite(world, 2, ["1-0"])
+    rewrite(world, 3, [])
+    later = [batch[0].sample.id for batch in drawn]
+    lost = {f"{n}-{k}" for n in (1, 2) for k in range(PER_SHARD)} - {"1-0"}
+    assert not lost & set(later[1:])  # the shard at hand is open, and read to its end
+    assert set(seen) | set(later) >= {f"0-{k}" for k in range(PER_SHARD)} | {"1-0"}
+    assert len(first) == min(drawn_before, 3 * PER_SHARD)
+
+
+def test_an_entry_that_was_read_before_its_shard_was_written_anew(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.land(2)
+    stale = world.ledger.entry(2)
+    assert stale is not None
+    rewrite(world, 2, ["1-3"])
+    stream = world.stream()
+    assert [drawn.sample.id for drawn in stream._samples(stale, Position())] == ["1-3"]
+
+
+def test_a_held_out_reference_names_no_other_sample_after_a_rewrite(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.land(1)
+    world.held_out = HeldOut(1.0, 8, [(1, 0), (1, 4)])
+    rewrite(world, 1, ["0-0", "0-1"])
+    assert [drawn.sample.id for drawn in world.stream().held_out_samples()] == ["0-0"]
+    world.held_out = HeldOut(0.0, 8, [(1, 0)])
+    assert list(world.stream().held_out_samples()) == []

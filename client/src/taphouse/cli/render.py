@@ -200,7 +200,7 @@ def shards_table(shards: list[ShardInfo], head: int, now: float | None = None) -
             ratio(shard.bytes, shard.raw_bytes),
             ",".join(map(str, shard.layers)),
             shard.dtype,
-            age(shard.created_at, now),
+            age(shard.created_at, now) if shard.gone is None else "gone",
         )
     return result
 

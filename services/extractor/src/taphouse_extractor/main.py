@@ -44,6 +44,7 @@ from taphouse_extractor.overview import Overview
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.progress import Progress
 from taphouse_extractor.records import BatchRef, Records
+from taphouse_extractor.samples import Samples
 from taphouse_extractor.settings import Settings
 from taphouse_extractor.spool import Limits
 from taphouse_extractor.worker import Backoff, BatchRunner, Links
@@ -115,6 +116,7 @@ def build_api(settings: Settings) -> FastAPI:
         ),
         governor=panel,
         limits=Limits(settings.max_upload_bytes, settings.max_rows, settings.max_row_bytes),
+        samples=Samples(records, ledger, overview.settled),
         dataset_roots=settings.dataset_roots,
         max_jobs=settings.max_jobs_per_token,
     )

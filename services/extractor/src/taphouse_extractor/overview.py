@@ -95,6 +95,12 @@ class Overview:
         """Figures over all outcomes, as of the last look at the store."""
         return self._progress.tally
 
+    def settled(self, job_id: str) -> bool:
+        """Whether nothing of a job runs or will run; not known, so not so, while Redis is away."""
+        live = self.live()
+        job = describe(self._progress.refresh_one(job_id), live)
+        return live.problem is None and job.state.final and not job.batches.running and not job.batches.queued
+
     def unfinished(self, owner: str) -> int:
         """How many jobs of a token are not at their end."""
         jobs = self._progress.refresh()

@@ -213,6 +213,11 @@ class Records:
             return outcome
         return _load(self.store, self._outcome_path(ref), Outcome)
 
+    def change_outcome(self, outcome: Outcome) -> None:
+        """Put an outcome in the place of the one there is, durably."""
+        ref = BatchRef(job_id=outcome.job_id, batch=outcome.batch)
+        put_json(self.store, self._outcome_path(ref), outcome.model_dump(mode="json"))
+
     @staticmethod
     def _outcome_path(ref: BatchRef) -> str:
         return f"jobs/{ref.job_id}/outcomes/{ref.batch:06d}.json"

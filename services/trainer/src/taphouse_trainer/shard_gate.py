@@ -90,19 +90,23 @@ class ShardGate:
         self.refused: list[Refused] = []
         self._store = store
         self._verifier = verifier
-        self._verdicts: dict[int, Accepted | None] = {}
+        self._verdicts: dict[tuple[int, str], Accepted | None] = {}
         self._fingerprints: set[str] = set()
 
     def examine(self, entry: LedgerEntry) -> Accepted | None:
         """The verdict on a shard: ``None`` when it is refused (see ``refused``)."""
-        if entry.seq not in self._verdicts:
+        if (entry.seq, entry.shard) not in self._verdicts:
             self.inspect(entry)
-        return self._verdicts[entry.seq]
+        return self._verdicts[entry.seq, entry.shard]
 
     def inspect(self, entry: LedgerEntry) -> list[Counted]:
-        """Examine a shard, and return the tokens of its samples; none when it is refused."""
+        """Examine a shard, and return the tokens of its samples; none when it is refused or gone."""
+        if entry.gone is not None:
+            self._verdicts[entry.seq, entry.shard] = None
+            log.info("shard %s (ledger entry %d) is gone: %s", entry.shard, entry.seq, entry.gone)
+            return []
         try:
-            self._verdicts[entry.seq], counted = self._examine(entry)
+            self._verdicts[entry.seq, entry.shard], counted = self._examine(entry)
         except ShardRefused as e:
             self.refuse(entry, e)
             return []
@@ -119,7 +123,7 @@ class ShardGate:
             extra={"shard": entry.shard, "seq": entry.seq, "job": entry.job_id, "batch": entry.batch},
         )
         self.refused.append(Refused(entry.seq, entry.shard, error.reason, str(error)))
-        self._verdicts[entry.seq] = None
+        self._verdicts[entry.seq, entry.shard] = None
 
     def read(self, entry: LedgerEntry, index: int) -> Sample:
         """One verified sample of a shard.

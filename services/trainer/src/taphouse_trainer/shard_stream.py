@@ -175,7 +175,7 @@ class ShardStream:
         for seq, index in self._held_out.references:
             entry = self._ledger.entry(seq)
             accepted = self._gate.examine(entry) if entry else None
-            if entry is None or accepted is None:
+            if entry is None or accepted is None or not self._is_held_out(accepted, index):
                 continue
             try:
                 yield Drawn(self._gate.read(entry, index), accepted.columns, Position())
@@ -225,6 +225,9 @@ class ShardStream:
     def _samples(self, entry: LedgerEntry, position: Position) -> Iterator[Drawn]:
         accepted = self._gate.examine(entry)
         if accepted is None:
+            now = self._ledger.entry(entry.seq)
+            if now is not None and now.shard != entry.shard:  # written anew since the entry was read
+                yield from self._samples(now, position)
             return
         order = _shuffled(
             range(len(accepted.sample_ids)), f"{self._policy.seed}/{position.epoch}/{entry.seq}"
@@ -237,6 +240,10 @@ class ShardStream:
                         yield Drawn(shard[index], accepted.columns, after)
         except ShardDamaged as e:
             self._gate.refuse(entry, e)
+
+    def _is_held_out(self, accepted: Accepted, index: int) -> bool:
+        """Whether a reference still names a held-out sample: a shard written anew has fewer."""
+        return index < len(accepted.sample_ids) and self._held_out.holds(accepted.sample_ids[index])
 
     def _is_trained_on(self, accepted: Accepted, index: int) -> bool:
         if self._held_out.holds(accepted.sample_ids[index]):

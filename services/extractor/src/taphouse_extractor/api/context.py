@@ -17,6 +17,7 @@ from taphouse_extractor.gate import Gate
 from taphouse_extractor.governor.panel import Panel
 from taphouse_extractor.overview import Overview
 from taphouse_extractor.records import Records
+from taphouse_extractor.samples import Samples
 from taphouse_extractor.spool import Limits
 
 __all__ = ["Context", "Here"]
@@ -37,6 +38,7 @@ class Context:
     doctor: Doctor
     governor: Panel
     limits: Limits
+    samples: Samples
     dataset_roots: tuple[Path, ...]
     max_jobs: int
     """Unfinished jobs of one token; 0 bounds nothing."""

@@ -48,6 +48,8 @@ RULES: dict[tuple[str, str], Rule] = {
     ("POST", "/v1/jobs"): Rule(Role.SUBMIT),
     ("POST", "/v1/jobs/{job_id}/cancel"): Rule(Role.SUBMIT),
     ("POST", "/v1/extract"): Rule(Role.SUBMIT),
+    ("POST", "/v1/samples/find"): Rule(Role.ADMIN, wide=True),
+    ("POST", "/v1/samples/delete"): Rule(Role.ADMIN, wide=True),
     ("GET", "/v1/shards"): Rule(Role.READ),
     ("GET", "/v1/shards/{name}"): Rule(Role.READ),
 }

@@ -1,0 +1,58 @@
+"""What the API says and hears of single samples: whose they are, where they lie, what was deleted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = ["FoundSample", "SampleQuery", "SamplesDeleted", "SamplesFound"]
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class SampleQuery(BaseModel):
+    """Which rows: of these ids (a row's own or a sample's), of a `user`, of a `tenant`. One of the three."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    ids: list[Name] | None = Field(default=None, min_length=1, max_length=10_000)
+    user: Name | None = Field(default=None, description="What rows have in their field `user`.")
+    tenant: Name | None = Field(default=None, description="All rows of the jobs of a tenant.")
+
+    @model_validator(mode="after")
+    def _one(self) -> SampleQuery:
+        if sum(value is not None for value in (self.ids, self.user, self.tenant)) != 1:
+            raise ValueError("give one of ids, user and tenant")
+        return self
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class FoundSample(_Answer):
+    """One row, and the shard that holds its sample; None where it made none, or the shard is gone."""
+
+    job_id: str
+    row: int
+    id: str
+    user: str | None = None
+    shard: str | None = None
+    seq: int | None = None
+
+
+class SamplesFound(_Answer):
+    """`POST /v1/samples/find`: how many there are, and the first of them."""
+
+    rows: int
+    samples: list[FoundSample]
+
+
+class SamplesDeleted(_Answer):
+    """`POST /v1/samples/delete`: what was done."""
+
+    rows: int = Field(description="Rows that were blanked, so that nothing can extract them again.")
+    samples: int = Field(description="Samples that were taken out of shards.")
+    rewritten: list[str] = Field(description="Shards that were written anew, by their new names.")
+    removed: list[str] = Field(description="Shards of which nothing was left.")

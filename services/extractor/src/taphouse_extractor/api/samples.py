@@ -1,0 +1,32 @@
+"""Routes of single samples: whose they are, and away with them. Ids stand in bodies, never in URLs."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from taphouse.wire_samples import SampleQuery, SamplesDeleted, SamplesFound
+from taphouse_extractor.api.audit import Notes
+from taphouse_extractor.api.context import Here
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["samples"])
+
+
+@router.post("/v1/samples/find")
+def find(here: Here, query: SampleQuery, notes: Notes) -> SamplesFound:
+    """Rows of a person or a tenant, by id, and the shards that hold them. Reads the rows of all jobs."""
+    found = here.samples.find(query)
+    notes["rows"] = found.rows
+    return found
+
+
+@router.post("/v1/samples/delete")
+def delete(here: Here, query: SampleQuery, notes: Notes) -> SamplesDeleted:
+    """Delete them: shards are written anew without them, and their rows are blanked. For good.
+
+    Jobs that have some must be at their end (409 otherwise).
+    """
+    deleted = here.samples.delete(query)
+    notes["rows"] = deleted.rows
+    return deleted

@@ -1,0 +1,193 @@
+"""Samples of a person or a tenant: found, deleted, and nothing else lost; also when it is cut short."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.queue.fake_tap import FakeTap
+from tests.unit.extractor.conftest import Bench, Service, engine_of
+
+from taphouse.errors import BadRequest, Conflict
+from taphouse.ledger import Ledger
+from taphouse.shards import open_shard, verify_shard
+from taphouse.store import LocalStore
+from taphouse.wire import JobOptions
+from taphouse.wire_samples import SampleQuery
+from taphouse_extractor.pipeline import Pipeline
+from taphouse_extractor.records import BatchRef, Records
+from taphouse_extractor.samples import Samples
+from taphouse_extractor.spool import Limits, Spool
+
+Serve = Callable[..., Service]
+ROWS = [
+    {"id": "a1", "user": "ann", "prompt": "SECRET-ONE"},
+    {"id": "b1", "user": "bob", "prompt": "of bob"},
+    {"id": "a2", "user": "ann", "prompt": "SECRET-TWO"},
+    {"user": "ann", "prompt": "SECRET-THREE"},
+    {"id": "a3", "user": "ann", "prompt": "SECRET REFUSE"},
+    {"id": 7, "user": "bob", "prompt": "also of bob"},
+]
+
+
+def samples_of(bench: Bench) -> Samples:
+    return Samples(bench.records, bench.ledger, lambda _: True)
+
+
+def held(bench: Bench) -> dict[int, list[str]]:
+    """Sample ids by ledger entry, of shards that are as their entries say."""
+    found = {}
+    for entry in Ledger(bench.store).entries():
+        if entry.gone is None:
+            with open_shard(bench.store.local_path(entry.path), sha256=entry.sha256) as shard:
+                found[entry.seq] = [sample.id for sample in shard]
+                assert len(found[entry.seq]) == entry.samples
+    return found
+
+
+def everything(root: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in root.rglob("*") if file.is_file())
+
+
+def test_a_persons_samples_are_found_and_deleted(bench: Bench) -> None:
+    job = bench.job(ROWS, batch_size=2)
+    bench.run_all(job)
+    samples = samples_of(bench)
+    third = f"{job.id}/3"
+    assert held(bench) == {1: ["a1", "b1"], 2: ["a2", third], 3: ["7"]}
+    found = samples.find(SampleQuery(user="ann"))
+    shards = [entry.shard for entry in bench.ledger.entries()]
+    assert [(s.row, s.id, s.shard, s.seq) for s in found.samples] == [
+        (0, "a1", shards[0], 1),
+        (2, "a2", shards[1], 2),
+        (3, third, shards[1], 2),
+        (4, "a3", None, None),
+    ]
+    before = bench.ledger.entry(1)
+    deleted = samples.delete(SampleQuery(user="ann"))
+    assert (deleted.rows, deleted.samples, len(deleted.rewritten), deleted.removed) == (4, 3, 1, [shards[1]])
+    assert held(bench) == {1: ["b1"], 3: ["7"]}
+    after = bench.ledger.entry(1)
+    assert before is not None and after is not None
+    assert (after.replaces, after.created_at, after.seq) == (before.shard, before.created_at, 1)
+    assert verify_shard(bench.store.local_path(after.path)).ok
+    gone = bench.ledger.entry(2)
+    assert gone is not None and gone.gone == "samples were deleted"
+    assert bench.ledger.head() == 3
+    left = everything(bench.store.root)
+    assert b"SECRET" not in left and b'"a1"' not in left and b'"a3"' not in left
+    assert samples.find(SampleQuery(user="ann")).rows == 0
+    assert samples.find(SampleQuery(user="bob")).rows == 2
+    done = bench.overview.job(job.id)
+    assert (done.succeeded, done.failed, done.rows) == (5, 1, 6)
+
+
+def test_a_store_that_lost_samples_is_reconciled_and_appended_to_as_ever(bench: Bench) -> None:
+    job = bench.job(ROWS, batch_size=2)
+    bench.run_all(job)
+    samples_of(bench).delete(SampleQuery(ids=["a1", "a2", f"{job.id}/3"]))
+    result = Ledger(bench.store).reconcile()
+    assert (result.added, result.missing, result.refused) == ((), (), ())
+    for batch in range(job.batches):  # a batch that a worker runs twice, after all
+        bench.pipeline.run(BatchRef(job_id=job.id, batch=batch))
+    more = bench.job([{"prompt": "more"}])
+    bench.run_all(more)
+    assert bench.ledger.head() == 4
+    assert held(bench)[1] == ["b1"] and 2 not in held(bench)
+
+
+class Cut(Exception):
+    """The process ends here."""
+
+
+def cut_after(patch: pytest.MonkeyPatch, store: LocalStore, writes: int) -> None:
+    """Let so many changes of the store through, then end."""
+    left = [writes]
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Cut
+            return real(*arguments, **named)
+
+        return call
+
+    for name in ("put", "link", "delete", "create"):
+        patch.setattr(store, name, counted(getattr(store, name)))
+
+
+@given(st.lists(st.integers(0, 24), min_size=1, max_size=3))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_deletion_that_is_cut_short_is_finished_by_the_next(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
+) -> None:
+    root = tmp_path_factory.mktemp("cut")
+    store = LocalStore(root / "store")
+    records, ledger = Records(store), Ledger(store)
+    spool = Spool(records, Limits(1 << 20, 100, 1000), JobOptions(batch_size=2), None)
+    for row in ROWS:
+        spool.feed(json.dumps(row).encode() + b"\n")
+    job = spool.finish()
+    pipeline = Pipeline(records, ledger, engine_of(FakeTap(root / "slices")), 2)
+    for batch in range(job.batches):
+        pipeline.run(BatchRef(job_id=job.id, batch=batch))
+
+    for cut in cuts:
+        with pytest.MonkeyPatch.context() as patch, suppress(Cut):
+            cut_after(patch, store, cut)
+            Samples(records, ledger, lambda _: True).delete(SampleQuery(user="ann"))
+        assert Ledger(store).reconcile().added == ()
+    Samples(records, ledger, lambda _: True).delete(SampleQuery(user="ann"))
+    assert b"SECRET" not in everything(store.root)
+    kept = []
+    for entry in Ledger(store).entries():
+        if entry.gone is None:
+            with open_shard(store.local_path(entry.path), sha256=entry.sha256) as shard:
+                kept += [sample.id for sample in shard]
+    assert kept == ["b1", "7"]
+    names = {entry.shard for entry in Ledger(store).entries() if entry.gone is None}
+    assert {name for name in store.list("shards") if name.endswith(".safetensors")} == names
+
+
+def test_rows_of_one_id_go_together_and_none_is_left_under_another(bench: Bench) -> None:
+    job = bench.job(
+        [{"id": "x", "user": "u", "prompt": "1"}, {"id": "x", "user": "v", "prompt": "2"}, {"prompt": "3"}]
+    )
+    bench.run_all(job)
+    assert held(bench) == {1: ["x", "x#1", f"{job.id}/2"]}
+    assert samples_of(bench).delete(SampleQuery(user="u")).samples == 2
+    assert held(bench) == {1: [f"{job.id}/2"]}
+
+
+def test_over_http_with_tenants_and_jobs_that_run(serve: Serve, bench: Bench) -> None:
+    service = serve()
+    job = service.client.enqueue([json.dumps(row).encode() + b"\n" for row in ROWS])
+    query = SampleQuery(ids=["7"])
+    with pytest.raises(Conflict, match="may still run"):
+        service.client.delete_samples(query)
+    bench.run_all(bench.records.job(job.id))
+    assert [sample.row for sample in service.client.find_samples(query).samples] == [5]
+    assert service.client.delete_samples(query).samples == 1
+    assert service.client.delete_samples(query).rows == 0
+    record = bench.records.job(job.id)
+    bench.records.put_job(record.model_copy(update={"tenant": "acme"}))
+    assert service.client.find_samples(SampleQuery(tenant="other")).rows == 0
+    deleted = service.client.delete_samples(SampleQuery(tenant="acme"))
+    assert (deleted.rows, deleted.samples, len(deleted.removed)) == (5, 4, 1)
+    page = service.client.shards()
+    assert [info.gone for info in page.shards] == ["samples were deleted"]
+    with pytest.raises(BadRequest):
+        service.client._send("POST", "/v1/samples/find", json={"ids": ["a"], "user": "b"})
+
+
+@pytest.mark.parametrize("given", [{}, {"ids": []}, {"user": "a", "tenant": "b"}, {"user": ""}])
+def test_a_query_names_one_thing(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        SampleQuery(**given)
