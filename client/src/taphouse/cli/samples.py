@@ -1,0 +1,75 @@
+"""`taphouse samples`: rows of a person or a tenant, by id: find them, delete them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from taphouse.cli.exits import UsageProblem
+from taphouse.cli.session import Session, with_session
+
+if TYPE_CHECKING:
+    from taphouse.wire_samples import SampleQuery
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Find (`samples find`) or delete (`samples delete`) the rows of a person or a tenant.")
+
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID...", help="Ids of rows or samples.", show_default=False),
+]
+User = Annotated[
+    str | None, typer.Option("--user", help="All rows whose field `user` is this.", show_default=False)
+]
+Tenant = Annotated[
+    str | None, typer.Option("--tenant", help="All rows of this tenant's jobs.", show_default=False)
+]
+
+
+@app.command("find")
+@with_session()
+def find(session: Session, ids: Ids = None, user: User = None, tenant: Tenant = None) -> None:
+    """Find rows by id, user or tenant, and the shards that hold their samples. Needs an admin's token."""
+    from taphouse.cli import render_samples
+
+    query = _query(ids, user, tenant)
+    with session.client() as client:
+        found = client.find_samples(query)
+    session.show(found, lambda: render_samples.found_table(found))
+
+
+@app.command("delete")
+@with_session()
+def delete(
+    session: Session,
+    ids: Ids = None,
+    user: User = None,
+    tenant: Tenant = None,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; there is no way back.")] = False,
+) -> None:
+    """Delete rows, and their samples from shards, for good. Without --yes: only say how many there are."""
+    from taphouse.cli import render_samples
+
+    query = _query(ids, user, tenant)
+    with session.client() as client:
+        if not yes:
+            rows = client.find_samples(query).rows
+            raise UsageProblem(f"{rows} rows would be deleted for good", "give --yes to delete them")
+        deleted = client.delete_samples(query)
+    session.show(deleted, lambda: render_samples.deleted_view(deleted))
+
+
+def _query(ids: list[str] | None, user: str | None, tenant: str | None) -> SampleQuery:
+    from pydantic import ValidationError
+
+    from taphouse.wire_samples import SampleQuery
+
+    try:
+        return SampleQuery(ids=ids or None, user=user, tenant=tenant)
+    except ValidationError as error:
+        raise UsageProblem(
+            "this names no rows", "give ids, or --user, or --tenant: one of the three, none of them empty"
+        ) from error

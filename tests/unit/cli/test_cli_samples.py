@@ -1,0 +1,68 @@
+"""`taphouse samples`: what it sends, what it prints, how it exits."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from taphouse.wire_samples import FoundSample, SamplesDeleted, SamplesFound
+
+FOUND = SamplesFound(
+    rows=1200,
+    samples=[
+        FoundSample(job_id="j1", row=3, id="[red]a", user="ann", shard="s.safetensors", seq=4),
+        FoundSample(job_id="j1", row=4, id="b"),
+    ],
+)
+DELETED = SamplesDeleted(rows=2, samples=1, rewritten=["s.new.safetensors"], removed=[])
+
+
+@pytest.fixture
+def service(api, monkeypatch):
+    """The stand-in of the API, which also answers for samples."""
+    ordinary = api._authorized
+
+    def answer(request: httpx.Request, path: str) -> httpx.Response:
+        known = {"/v1/samples/find": FOUND, "/v1/samples/delete": DELETED}
+        if path in known and request.method == "POST":
+            return httpx.Response(200, json=known[path].model_dump(mode="json"))
+        return ordinary(request, path)
+
+    monkeypatch.setattr(api, "_authorized", answer)
+    return api
+
+
+def test_find_shows_where_they_lie(cli, service):
+    result = cli("samples", "find", "[red]a", "b")
+    assert result.exit_code == 0, result.output
+    assert json.loads(service.bodies[-1]) == {"ids": ["[red]a", "b"]}
+    assert "[red]a" in result.stdout and "s.safetensors" in result.stdout and "ann" in result.stdout
+    assert "1,198 more" in result.stdout
+    assert cli.json("samples", "find", "--user", "ann")["rows"] == 1200
+    assert json.loads(service.bodies[-1]) == {"user": "ann"}
+
+
+def test_delete_wants_yes_and_says_what_was_done(cli, service):
+    result = cli("samples", "delete", "--tenant", "acme")
+    assert (
+        result.exit_code == 2 and "1200 rows would be deleted" in result.stderr and "--yes" in result.stderr
+    )
+    assert [request.url.path for request in service.requests] == ["/v1/samples/find"]
+    result = cli("samples", "delete", "--tenant", "acme", "--yes")
+    assert result.exit_code == 0 and "s.new.safetensors" in result.stdout
+    assert (service.requests[-1].url.path, json.loads(service.bodies[-1])) == (
+        "/v1/samples/delete",
+        {"tenant": "acme"},
+    )
+
+
+@pytest.mark.parametrize(
+    "given", [[], ["a", "--user", "b"], ["--user", "a", "--tenant", "b"], ["--user", ""]]
+)
+@pytest.mark.parametrize("command", ["find", "delete"])
+def test_one_of_the_three_is_named(cli, service, command, given):
+    result = cli("samples", command, *given)
+    assert result.exit_code == 2 and "one of the three" in result.stderr
+    assert service.requests == []
