@@ -26,9 +26,14 @@ CASES = [
     if path != "/docs" and (rule.role is not None or mode is GenerationMode.POSITIVE)
 ]
 """Open routes take nothing, so nothing that is sent to them is wrong."""
+REFUSED = ["400", "401", "404", "405", "408", "409", "413", "415", "422"]
 CONFIG = {
+    "seed": 1,
     "auth": {"openapi": {"token": {"bearer": TOKEN}}},
-    "checks": {"positive_data_acceptance": {"enabled": False}},
+    "checks": {
+        "positive_data_acceptance": {"enabled": False},
+        "negative_data_rejection": {"expected-statuses": REFUSED},
+    },
 }
 
 

@@ -20,7 +20,8 @@
     │   └── EngineChanged              other weights or layers than the job began with
     ├── BatchBusy                  another worker holds the batch
     ├── JobCancelled               the job was cancelled while a batch of it ran
-    └── RefusedFunction            the queue named a function that workers don't run
+    ├── RefusedFunction            the queue named a function that workers don't run
+    └── MissingExtra               a setting needs packages that aren't installed
 
 Messages say what was wrong and what to do. Errors of the store, ledger and shards are `taphouse.errors`'.
 """
@@ -122,6 +123,10 @@ class BatchBusy(ExtractorError):
 
 class JobCancelled(ExtractorError):
     """The job was cancelled while a batch of it ran."""
+
+
+class MissingExtra(ExtractorError):
+    """A setting needs packages that aren't installed."""
 
 
 class RefusedFunction(ExtractorError):

@@ -31,6 +31,7 @@ from taphouse_extractor.api.audit import write_to
 from taphouse_extractor.direct import DirectExtraction, DirectLimits
 from taphouse_extractor.doctor import Doctor
 from taphouse_extractor.engine import Engine
+from taphouse_extractor.errors import MissingExtra
 from taphouse_extractor.feeder import Feeder, FeederLimits
 from taphouse_extractor.gate import Gate
 from taphouse_extractor.governor.loop import Governor
@@ -47,6 +48,7 @@ from taphouse_extractor.records import BatchRef, Records
 from taphouse_extractor.samples import Samples
 from taphouse_extractor.settings import Settings
 from taphouse_extractor.spool import Limits
+from taphouse_extractor.tracing import tracer_to
 from taphouse_extractor.worker import Backoff, BatchRunner, Links
 
 __all__ = ["build_api", "main", "work"]
@@ -159,13 +161,14 @@ def build_api(settings: Settings) -> FastAPI:
 def work(settings: Settings) -> None:
     """The worker process: takes batches until it is told to stop."""
     name = f"{socket.gethostname()}-{os.getpid()}"
+    tracer_to(settings.otlp_endpoint)  # what is missing is said at the start
     records = Records(LocalStore(settings.store))
 
     @contextmanager
     def open_links() -> Iterator[Links]:
         with _engine(settings) as engine:
             pipeline = Pipeline(records, Ledger(records.store), engine, settings.engine_concurrency)
-            yield Links(_leases(settings), pipeline)
+            yield Links(_leases(settings), pipeline, tracer_to(settings.otlp_endpoint))
 
     leases = _leases(settings)
     runner = BatchRunner(
@@ -214,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except _SettingsUnread as error:
         print(f"taphouse-extractor: {error}", file=sys.stderr)
         sys.exit(2)
-    except (TaphouseError, OSError) as error:
+    except (TaphouseError, OSError, MissingExtra) as error:
         print(f"taphouse-extractor: {error}", file=sys.stderr)
         sys.exit(1)
 

@@ -37,6 +37,11 @@ class Settings(BaseSettings):
     )
     redis_url_file: Path | None = Field(default=None, description="File that holds it.")
     log_format: LogFormat = Field(default="text", description="Log lines as text, or as JSON objects.")
+    otlp_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://",
+        description="Collector for OpenTelemetry spans of batches (OTLP over HTTP); needs the extra otel.",
+    )
     audit_log: Path | None = Field(
         default=None, description="File for the API's audit lines (JSON); without one they are in its log."
     )

@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import redis
 
@@ -15,7 +15,8 @@ from taphouse.logs import fields
 from taphouse_extractor.errors import BatchBusy, EngineUnavailable, JobCancelled
 from taphouse_extractor.leases import Leases, Tries
 from taphouse_extractor.pipeline import Pipeline
-from taphouse_extractor.records import BatchRef
+from taphouse_extractor.records import BatchRef, Outcome
+from taphouse_extractor.tracing import Tracer
 
 __all__ = ["Backoff", "BatchRunner", "Links"]
 
@@ -28,6 +29,7 @@ class Links:
 
     leases: Leases
     pipeline: Pipeline
+    tracer: Tracer = field(default_factory=Tracer)
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class BatchRunner:
 
     def _run(self, ref: BatchRef, links: Links, waited_s: float | None) -> None:
         try:
-            outcome = links.pipeline.run(ref, waited_s=waited_s)
+            outcome = _traced(ref, links, waited_s)
         except JobCancelled as error:
             log.info("%s", error)
         except (EngineUnavailable, StoreFull, StoreDenied) as error:
@@ -98,3 +100,11 @@ class BatchRunner:
             self._count_bad(ref, leases.tries_of(ref), leases, reason)
         except redis.RedisError as error:
             log.warning("batch %s: %s, and Redis can't be told: %s", ref, reason, error)
+
+
+def _traced(ref: BatchRef, links: Links, waited_s: float | None) -> Outcome:
+    with links.tracer.span("batch", job=ref.job_id, batch=ref.batch) as note:
+        outcome = links.pipeline.run(ref, waited_s=waited_s)
+        note(rows=outcome.rows, succeeded=outcome.succeeded, tokens=outcome.tokens, bytes=outcome.bytes)
+        note(**{f"{stage}_s": seconds for stage, seconds in outcome.stages.items()})
+        return outcome
