@@ -8,13 +8,16 @@ KEEP ?=
 STOP ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-long bench bench-tap bench-writer bench-isolation lock format clean
+.PHONY: help setup browser demo test check test-long bench bench-tap bench-writer bench-isolation lock format clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: ## make the virtual environment with pinned dependencies (quick when nothing changed)
 	@TAPHOUSE_VENV=$(VENV) bash deploy/local/setup.sh
+
+browser: ## find Chromium for the dashboard's tests; root on Debian gets it by apt
+	@bash deploy/local/browser.sh
 
 demo: setup ## the main job on the real engine; PROFILE=smoke|demo|kimi-k2.5, KEEP=1 leaves it running, STOP=1 stops that
 	@$(BIN)/python deploy/local/demo.py --profile $(PROFILE) $(if $(KEEP),--keep) $(if $(STOP),--stop)
@@ -26,7 +29,7 @@ check: setup ## format, lint, types, import contracts, unit tests: under two min
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q -n 2 tests/unit
 
-test: check ## everything but the long tests: real engine, real Redis, real trainer
+test: browser check ## everything but the long tests: real engine, real Redis, real trainer, real browser
 	$(BIN)/pytest tests --ignore=tests/unit -m "not slow"
 
 test-long: setup ## the tests marked slow

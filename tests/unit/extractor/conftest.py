@@ -33,6 +33,7 @@ from taphouse_extractor.monitor import EngineMonitor
 from taphouse_extractor.overview import Overview
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.progress import Progress
+from taphouse_extractor.pulse import Pulse, Watchers
 from taphouse_extractor.records import BatchRef, JobRecord, Records
 from taphouse_extractor.samples import Samples
 from taphouse_extractor.spool import Limits, Spool
@@ -231,10 +232,12 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
         tokens_file: Path | None = None,
         requests_per_minute: int = 0,
         max_jobs: int = 0,
+        most_watchers: int = 8,
         open_metrics: bool = True,
     ) -> Service:
         panel = Panel(bench.memory, enabled=governor)
         gate = Gate(bench.store, bench.monitor, min_free_bytes, panel.stopped)
+        pulse = Pulse(lambda: bench.overview.queue(gate.paused()), lambda: bench.overview.jobs(100))
         datasets = tmp_path / "datasets"
         datasets.mkdir(exist_ok=True)
         context = Context(
@@ -258,6 +261,8 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
             limits=Limits(100_000, max_rows, 5_000),
             samples=Samples(bench.records, bench.ledger, bench.overview.settled),
             dataset_roots=(datasets,),
+            pulse=pulse,
+            watchers=Watchers(most_watchers),
             max_jobs=max_jobs,
         )
         app = create_app(

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -44,6 +45,7 @@ from taphouse_extractor.monitor import EngineMonitor
 from taphouse_extractor.overview import Overview
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.progress import Progress
+from taphouse_extractor.pulse import Pulse, Watchers
 from taphouse_extractor.records import BatchRef, Records
 from taphouse_extractor.samples import Samples
 from taphouse_extractor.settings import Settings
@@ -56,6 +58,7 @@ __all__ = ["build_api", "main", "work"]
 PRESENCE_TTL_S = 20.0
 LEASE_AFTER_TIMEOUT_S = 30.0
 GOVERNOR_LEASE_S = 5.0
+WATCHED_JOBS = 100
 
 
 def build_api(settings: Settings) -> FastAPI:
@@ -80,6 +83,7 @@ def build_api(settings: Settings) -> FastAPI:
         monitor=monitor,
         governor=panel.shown,
     )
+    pulse = Pulse(lambda: overview.queue(gate.paused()), lambda: overview.jobs(WATCHED_JOBS))
     feeder = Feeder(
         records=records,
         progress=progress,
@@ -120,6 +124,8 @@ def build_api(settings: Settings) -> FastAPI:
         limits=Limits(settings.max_upload_bytes, settings.max_rows, settings.max_row_bytes),
         samples=Samples(records, ledger, overview.settled),
         dataset_roots=settings.dataset_roots,
+        pulse=pulse,
+        watchers=Watchers(),
         max_jobs=settings.max_jobs_per_token,
     )
 
@@ -133,6 +139,7 @@ def build_api(settings: Settings) -> FastAPI:
         threads = [
             threading.Thread(target=monitor.run, args=(stop, settings.engine_poll_s), name="monitor"),
             threading.Thread(target=feeder.run, args=(stop, settings.feeder_interval_s), name="feeder"),
+            threading.Thread(target=pulse.run, args=(stop,), name="pulse"),
         ]
         if settings.governor:
             every = settings.governor_tick_s
@@ -243,9 +250,24 @@ def _settings(env_file: Path | None, name: str, arguments: list[str]) -> Setting
 def run_api(settings: Settings) -> None:
     """Serve the API until SIGTERM or SIGINT."""
     write_to(settings.audit_log)
-    uvicorn.run(
-        build_api(settings), host=settings.host, port=settings.port, log_level="warning", access_log=False
+    app = build_api(settings)
+    config = uvicorn.Config(
+        app, host=settings.host, port=settings.port, log_level="warning", access_log=False
     )
+    _Server(config, app.state.context.pulse.leaving).run()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which waits for open answers when it is told to end; streams hear of it by `leaving`."""
+
+    def __init__(self, config: uvicorn.Config, leaving: threading.Event) -> None:
+        super().__init__(config)
+        self._leaving = leaving
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """On SIGTERM and SIGINT."""
+        self._leaving.set()
+        super().handle_exit(sig, frame)
 
 
 def _engine(settings: Settings) -> Engine:

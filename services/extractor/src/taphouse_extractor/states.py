@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from taphouse.wire import JobState
 
-__all__ = ["RULES", "Facts", "may_cancel", "state_of"]
+__all__ = ["ACTIONS", "RULES", "Facts", "may_cancel", "state_of"]
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,22 @@ RULES: tuple[tuple[JobState, Callable[[Facts], bool]], ...] = (
 )
 
 
+ACTIONS: dict[JobState, tuple[str, ...]] = {
+    JobState.SPOOLING: ("cancel",),
+    JobState.QUEUED: ("cancel",),
+    JobState.RUNNING: ("cancel",),
+    JobState.CANCELLED: (),
+    JobState.FAILED: (),
+    JobState.DONE: (),
+}
+"""What changes a job in each state, by the name of its route: `POST /v1/jobs/{id}/<action>`."""
+
+
 def state_of(facts: Facts) -> JobState:
     """The job's state."""
     return next(state for state, holds in RULES if holds(facts))
 
 
 def may_cancel(state: JobState) -> bool:
-    """Whether cancelling does anything: it does unless the job is complete; twice is once."""
-    return state not in (JobState.DONE, JobState.FAILED)
+    """Whether cancelling may be asked for: unless the job is complete; twice is once."""
+    return "cancel" in ACTIONS[state] or state is JobState.CANCELLED

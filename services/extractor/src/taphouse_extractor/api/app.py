@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from fastapi import Depends, FastAPI
 
 from taphouse_extractor import __version__
-from taphouse_extractor.api import extract, governor, jobs, ops, samples, shards
+from taphouse_extractor.api import dashboard, events, extract, governor, jobs, ops, samples, shards
 from taphouse_extractor.api.audit import Audit
 from taphouse_extractor.api.context import Context
 from taphouse_extractor.api.docs_page import add_docs_page
@@ -46,9 +46,11 @@ def create_app(
     add_failures(app)
     add_docs_page(app)
     guard = [Depends(Door(tokens, Pace(requests_per_minute)))]
-    for router in (jobs.router, extract.router, shards.router, samples.router, ops.guarded, governor.router):
+    watched = (ops.guarded, governor.router, events.router)
+    for router in (jobs.router, extract.router, shards.router, samples.router, *watched):
         app.include_router(router, dependencies=guard, responses=RESPONSES)
     app.include_router(ops.open_router)
+    app.include_router(dashboard.router)
     if open_metrics:
         app.include_router(ops.metrics_router)
     else:

@@ -16,6 +16,7 @@ from taphouse_extractor.doctor import Doctor
 from taphouse_extractor.gate import Gate
 from taphouse_extractor.governor.panel import Panel
 from taphouse_extractor.overview import Overview
+from taphouse_extractor.pulse import Pulse, Watchers
 from taphouse_extractor.records import Records
 from taphouse_extractor.samples import Samples
 from taphouse_extractor.spool import Limits
@@ -40,6 +41,8 @@ class Context:
     limits: Limits
     samples: Samples
     dataset_roots: tuple[Path, ...]
+    pulse: Pulse
+    watchers: Watchers
     max_jobs: int
     """Unfinished jobs of one token; 0 bounds nothing."""
 

@@ -38,8 +38,12 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/health"): OPEN,
     ("GET", "/ready"): OPEN,
     ("GET", "/docs"): OPEN,
+    ("GET", "/"): OPEN,  # the dashboard: no data in it
+    ("GET", "/dashboard/{file}"): OPEN,
     ("GET", "/metrics"): Rule(Role.READ, wide=True),  # open where the settings say so
     ("GET", "/v1/queue"): Rule(Role.READ, wide=True),
+    ("GET", "/v1/events"): Rule(Role.READ, wide=True),
+    ("GET", "/v1/history"): Rule(Role.READ, wide=True),
     ("GET", "/v1/doctor"): Rule(Role.READ, wide=True),
     ("GET", "/v1/governor"): Rule(Role.READ, wide=True),
     ("POST", "/v1/governor"): Rule(Role.ADMIN, wide=True),

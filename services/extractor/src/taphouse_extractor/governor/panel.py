@@ -21,6 +21,11 @@ class Panel:
     def __init__(self, memory: Memory, *, enabled: bool) -> None:
         self._memory, self._enabled = memory, enabled
 
+    @property
+    def enabled(self) -> bool:
+        """The setting."""
+        return self._enabled
+
     def view(self) -> View:
         """As it stands. Raises `NotAccepting` while Redis can't be used."""
         if not self._enabled:

@@ -1,0 +1,159 @@
+// The jobs: progress, what may be done to each in its state, and one job's failures.
+
+import { call } from "./api.js";
+import { $, ask, h, keyed, put, show, toast } from "./dom.js";
+import * as f from "./format.js";
+
+const SHOWN = 8;
+const ACTIONS = {
+  pause: { label: "Pause" },
+  resume: { label: "Resume" },
+  retry: { label: "Retry failed", when: (job) => job.failed > 0 },
+  cancel: {
+    label: "Cancel",
+    danger: true,
+    sure: (job) => [`Cancel ${title(job)}?`, "Sealed shards stay. Rows that have no outcome are skipped.", "Cancel the job"],
+  },
+};
+
+const title = (job) => job.name || job.id;
+
+/** The table of jobs. `allowed(job)` names the actions offered. */
+export function jobs(allowed) {
+  let all = [];
+  let everything = false;
+  let open = null;
+  const body = $("jobs-table").tBodies[0];
+
+  async function act(name, job) {
+    const action = ACTIONS[name];
+    if (action.sure && !(await ask(...action.sure(job)))) return;
+    try {
+      replace(await call("POST", `v1/jobs/${encodeURIComponent(job.id)}/${name}`));
+    } catch (error) {
+      toast(`${action.label}: ${error.message}`);
+    }
+  }
+
+  function replace(job) {
+    all = all.map((one) => (one.id === job.id ? { ...job, failures: one.failures } : one));
+    draw();
+  }
+
+  function draw() {
+    const shown = everything ? all : all.slice(0, SHOWN);
+    keyed(body, shown, (job) => job.id, (job) => row(job, look), (element, job) => update(element, job, offered(job), act));
+    show($("jobs-empty"), all.length === 0);
+    show($("jobs-table"), all.length > 0);
+    const active = all.filter((job) => !["done", "failed", "cancelled"].includes(job.state)).length;
+    put($("jobs-count"), all.length ? `${active} unfinished` : "");
+    show($("jobs-more"), all.length > SHOWN);
+    put($("jobs-more"), everything ? "Show fewer" : `Show all ${all.length}`);
+  }
+
+  const offered = (job) => allowed(job).filter((name) => ACTIONS[name] && (ACTIONS[name].when?.(job) ?? true));
+
+  async function look(id) {
+    open = id;
+    put($("job-title"), title(all.find((job) => job.id === id) ?? { id }));
+    $("job-body").replaceChildren(h("p", { class: "muted" }, "Asking the service …"));
+    if (!$("job").open) $("job").showModal();
+    try {
+      const job = await call("GET", `v1/jobs/${encodeURIComponent(id)}`);
+      if (open === id) $("job-body").replaceChildren(...detail(job));
+    } catch (error) {
+      if (open === id) $("job-body").replaceChildren(h("p", { class: "error" }, error.message));
+    }
+  }
+
+  $("jobs-more").addEventListener("click", () => {
+    everything = !everything;
+    draw();
+  });
+  $("job-close").addEventListener("click", () => $("job").close());
+  $("job").addEventListener("close", () => (open = null));
+
+  return {
+    set(listed) {
+      all = listed;
+      draw();
+    },
+    draw,
+  };
+}
+
+function row(job, look) {
+  const cell = (label, name, ...children) => h("td", { "data-label": label, class: name }, ...children);
+  return h(
+    "tr",
+    {},
+    h("th", { scope: "row" }, h("button", { type: "button", class: "link", click: () => look(job.id) }, title(job)), job.name ? h("small", { class: "muted" }, job.id) : null),
+    cell("State", "", h("span", { class: "pill" }), h("small", { class: "reason" })),
+    cell("Progress", "progress", h("div", { class: "meter", role: "img" }, h("i", { class: "ok" }), h("i", { class: "bad" }), h("i", { class: "off" })), h("small", { class: "muted" })),
+    cell("Rate", "n rate"),
+    cell("Left", "n left"),
+    cell("Stored", "n stored", h("span"), h("small", { class: "muted" })),
+    h("td", { class: "actions" }),
+  );
+}
+
+function update(element, job, offered, act) {
+  const [, state, progress, rate, left, stored, actions] = element.children;
+  const pill = state.firstElementChild;
+  put(pill, job.state);
+  pill.dataset.kind = { running: "good", done: "good", failed: "bad", cancelled: "quiet", paused: "warn" }[job.state] ?? "plain";
+  put(state.lastElementChild, job.reason);
+  const over = job.succeeded + job.failed + job.skipped;
+  const told = `${f.count(over)} of ${f.count(job.rows)} rows` + (job.failed ? `, ${f.count(job.failed)} failed` : "") + (job.skipped ? `, ${f.count(job.skipped)} skipped` : "");
+  const [ok, bad, off] = progress.firstElementChild.children;
+  for (const [bar, part] of [[ok, job.succeeded], [bad, job.failed], [off, job.skipped]]) bar.style.width = `${job.rows ? (100 * part) / job.rows : 0}%`;
+  progress.firstElementChild.setAttribute("aria-label", told);
+  put(progress.lastElementChild, told);
+  const final = ["done", "failed", "cancelled"].includes(job.state);
+  put(rate, final || !job.rate ? f.none : `${f.number(job.rate)}/s`);
+  put(left, final ? f.none : f.duration(job.eta_s));
+  put(stored.firstElementChild, job.bytes ? f.bytes(job.bytes) : f.none);
+  put(stored.lastElementChild, job.raw_bytes ? `${f.ratio(job.bytes, job.raw_bytes)} of raw` : "");
+  element.job = job;
+  keyed(
+    actions,
+    offered,
+    (name) => name,
+    (name) => h("button", { type: "button", class: ACTIONS[name].danger ? "danger" : "", "aria-label": `${ACTIONS[name].label} ${title(job)}`, "data-action": name, click: () => act(name, element.job) }, ACTIONS[name].label),
+    () => {},
+  );
+}
+
+function detail(job) {
+  const options = Object.entries(job.options).filter(([, value]) => value !== null && value !== false);
+  const facts = [
+    ["Id", job.id],
+    ["State", job.reason ? `${job.state}: ${job.reason}` : job.state],
+    ["Rows", `${f.count(job.rows)}: ${f.count(job.succeeded)} succeeded, ${f.count(job.failed)} failed, ${f.count(job.skipped)} skipped`],
+    ["Batches", Object.entries(job.batches).filter(([, value]) => value).map(([name, value]) => `${f.count(value)} ${name}`).join(", ") || f.none],
+    ["Tokens", f.count(job.tokens)],
+    ["Shards", `${f.count(job.shards)}, ${f.bytes(job.bytes)} of ${f.bytes(job.raw_bytes)} raw`],
+    ["Options", options.map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ")],
+    ["Came with", [job.owner, job.tenant && `tenant ${job.tenant}`].filter(Boolean).join(", ") || f.none],
+    ["Enqueued", new Date(job.created_at * 1000).toLocaleString()],
+    ["Fingerprint", job.fingerprint_id ?? f.none],
+  ];
+  const list = h("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+  return [list, h("h3", {}, "Rows that made no sample"), failures(job)];
+}
+
+function failures(job) {
+  const told = job.failures.length;
+  if (!told) return h("p", { class: "muted" }, "None.");
+  const rows = job.failures.map((one) =>
+    h("tr", {}, h("td", { class: "n" }, f.count(one.row)), h("td", {}, one.id ?? f.none), h("td", {}, one.skipped ? "skipped" : "failed"), h("td", { class: "why" }, one.reason)),
+  );
+  const head = h("tr", {}, ...["Row", "Id", "Outcome", "Reason"].map((name) => h("th", { scope: "col" }, name)));
+  const all = job.failed + job.skipped;
+  return h(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": "Failures" },
+    h("table", { class: "table" }, h("thead", {}, head), h("tbody", {}, ...rows)),
+    told < all ? h("p", { class: "muted" }, `The first ${told} of ${f.count(all)}.`) : null,
+  );
+}

@@ -1,0 +1,185 @@
+"""The dashboard in a real browser, with a real service behind it: what is shown, and what clicks do."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+from tests.dashboard.conftest import Page, write_trainer
+from tests.queue.conftest import Cluster, wait_for
+
+from taphouse.wire import GovernorMode, Job, JobOptions
+
+
+def enqueue(service: Cluster, rows: int, name: str, **options: int) -> Job:
+    lines = (b'{"id":"r%d","prompt":"prompt number %d"}\n' % (i, i) for i in range(rows))
+    return service.client.enqueue(lines, JobOptions(**options), name)
+
+
+def test_the_page_is_empty_and_says_what_to_do(page: Page) -> None:
+    page.open()
+    page.sees("#jobs-empty", "No jobs yet", "taphouse enqueue")
+    page.sees("#shards-empty", "Nothing is sealed yet")
+    page.sees("#trainer-list", "None has written yet")
+    page.sees("#engine-list", "capturing")
+    page.sees("#worker-list", "idle")
+    page.sees("#headline", "Nothing to extract")
+    assert page.violations() == []
+
+
+def test_a_wrong_token_is_refused_in_words_and_can_be_forgotten(page: Page) -> None:
+    page.open(token=None)
+    page.one("#token").send_keys("wrong" + Keys.ENTER)
+    page.sees("#door-error", "none of the service's tokens")
+    assert page.text("#main") == ""
+    assert page.violations() == []
+    page.open()
+    page.one("#leave").click()
+    page.sees("#door", "asks for a token")
+    assert page.script("return sessionStorage.length") == 0
+    assert page.script("return document.querySelectorAll('#jobs-table tbody tr').length") == 0
+
+
+def test_a_job_runs_before_ones_eyes(page: Page, service: Cluster) -> None:
+    page.open()
+    job = enqueue(service, 24, "nightly", batch_size=4)
+    page.sees(page.row(job.id), "nightly", "done", "24 of 24 rows", "of raw")
+    head = service.ledger.head()
+    assert head == 6
+    page.sees("#shards-count", "6 in the ledger")
+    numbers = [row.text.split()[0] for row in page.all("#shards-table tbody tr")]
+    assert numbers == ["6", "5", "4", "3", "2", "1"]
+    assert page.text(f"{page.row(job.id)} .actions") == ""
+    page.sees("#charts .chart:first-child .legend", "samples a second", "tokens a second")
+    drawn = page.script("return document.querySelectorAll('#charts canvas').length")
+    assert drawn == 7
+
+
+def test_names_are_text(page: Page, service: Cluster) -> None:
+    name = '<img src=x onerror="document.title=1"><b>bold</b>'
+    page.open()
+    job = enqueue(service, 1, name)
+    page.sees(page.row(job.id), name)
+    assert page.script("return document.title") == "Taphouse"
+    assert page.script("return document.querySelectorAll('#jobs-table img, #jobs-table b').length") == 0
+
+
+def test_failures_of_a_job_are_a_click_away(page: Page, service: Cluster) -> None:
+    lines = [b'{"id":"good","prompt":"fine"}\n', b'{"id":"refused","prompt":"REFUSE"}\n', b'{"id":"none"}\n']
+    job = service.client.enqueue(lines, name="with failures")
+    page.open()
+    page.sees(page.row(job.id), "done", "3 of 3 rows, 2 failed")
+    page.one(f"{page.row(job.id)} .link").send_keys(Keys.ENTER)
+    page.sees("#job", "1 succeeded, 2 failed, 0 skipped", "refused", "too long", "none", "failed")
+    assert page.violations() == []
+    page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    wait_for("the dialog is closed", lambda: not page.all("#job"), 5)
+
+
+def test_cancel_asks_first_and_then_cancels(page: Page, service: Cluster) -> None:
+    page.open()
+    job = enqueue(service, 4000, "too much", batch_size=4)
+    row = page.row(job.id)
+    page.sees(row, "running", "Cancel")
+    page.one(f'{row} [data-action="cancel"]').click()
+    page.sees("#ask", "Cancel too much?")
+    page.one('#ask [value="no"]').click()
+    assert not service.client.job(job.id).state.final
+    page.one(f'{row} [data-action="cancel"]').send_keys(Keys.ENTER)
+    page.one("#ask-yes").click()
+    page.sees(row, "cancelled")
+    assert service.client.job(job.id).state.value == "cancelled"
+    wait_for("no action is left", lambda: page.text(f"{row} .actions") == "", 5)
+
+
+def test_the_governor_takes_orders(page: Page, service: Cluster) -> None:
+    page.open()
+    pin = page.one("#pin")
+    pin.clear()
+    pin.send_keys("3.5" + Keys.ENTER)
+    page.sees("#governor-mode", "pinned")
+    wait_for("pinned", lambda: service.client.governor().mode is GovernorMode.PINNED, 5)
+    page.one('#governor-form [data-mode="stopped"]').click()
+    page.one("#ask-yes").click()
+    page.sees("#governor-mode", "stopped")
+    page.sees("#notice", "Paused", "stopped by the operator")
+    assert page.violations() == []
+    page.one('#governor-form [data-mode="auto"]').click()
+    page.sees("#governor-mode", "auto")
+    wait_for("auto", lambda: service.client.governor().mode is GovernorMode.AUTO, 5)
+    wait_for("the notice is gone", lambda: page.text("#notice") == "", 10)
+
+
+def test_the_trainer_is_shown_as_it_learns(page: Page, service: Cluster) -> None:
+    write_trainer(service, step=120, loss=7.552, accuracy=0.413, cursor=service.ledger.head())
+    page.open()
+    page.sees("#trainer-list", "eagle", "step 120", "loss 7.552", "41.3 %", "up with the ledger")
+    page.sees("#charts .chart:last-child", "7.552", "41.3 %", "eagle")
+    write_trainer(service, step=180, loss=5.1, accuracy=0.5, ended="no more entries")
+    page.sees("#trainer-list", "ended", "no more entries", "loss 5.1")
+
+
+def test_a_service_that_goes_away_is_said_and_comes_back(page: Page, service: Cluster) -> None:
+    """SIGTERM ends the API although a stream is open; the page finds the next one by itself."""
+    page.open()
+    api = next(p for p in service.processes if p.args[-1] == "api" and p.poll() is None)
+    service.stop(api, signal.SIGTERM)
+    page.sees("#link", "Disconnected")
+    page.sees("#notice", "can't be reached", "Shown is what was at")
+    assert page.violations() == []
+    service.start_api()
+    page.sees("#link", "Live")
+    wait_for("the notice is gone", lambda: page.text("#notice") == "", 10)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("light", 1440), ("dark", 1440), ("dark", 390), ("light", 390)]
+)
+def test_it_is_readable_in_light_and_dark_and_on_a_phone(page: Page, scheme: str, width: int) -> None:
+    page.media(prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
+    page.size(width, 900)
+    page.open()
+    page.sees("#jobs-table", "too much")
+    dark = page.script("return getComputedStyle(document.documentElement).colorScheme")
+    assert dark == scheme
+    assert page.script("return document.documentElement.scrollWidth") <= width
+    assert (
+        page.script("return getComputedStyle(document.querySelector('.meter i')).transitionDuration") == "0s"
+    )
+    assert page.violations() == []
+
+
+def test_the_theme_can_be_chosen_and_is_kept(page: Page) -> None:
+    page.open()
+    page.one("#theme").click()
+    page.one("#theme").click()
+    page.sees("#theme", "Theme: dark")
+    page.driver.refresh()
+    page.sees("#theme", "Theme: dark")
+    page.sees("#link", "Live")  # and so is the token, in this tab
+    assert page.script("return getComputedStyle(document.documentElement).colorScheme") == "dark"
+
+
+def test_a_reader_is_offered_no_action(page: Page, service: Cluster) -> None:
+    service.client.govern(GovernorMode.STOPPED)
+    job = enqueue(service, 8, "for a reader")
+    try:
+        page.open("reader-token")
+        page.sees(page.row(job.id), "queued")
+        page.sees("#who", "reader (read)")
+        page.sees("#governor-mode", "stopped")
+        assert page.text(f"{page.row(job.id)} .actions") == ""
+        assert page.all("#governor-form") == []
+        page.open()
+        page.sees(page.row(job.id), "Cancel")
+        assert page.all("#governor-form") != []
+    finally:
+        service.client.cancel(job.id)
+        service.client.govern(GovernorMode.AUTO)
+
+
+def test_a_tenants_token_is_told_why_it_sees_nothing(page: Page) -> None:
+    page.open(token=None)
+    page.one("#token").send_keys("acme-token" + Keys.ENTER)
+    page.sees("#door-error", "all tenants")
