@@ -152,7 +152,7 @@ class Cluster:
         from taphouse.wire import JobOptions
 
         lines = (b'{"id":"row-%d","prompt":"prompt number %d"}\n' % (i, i) for i in range(rows))
-        return self.client.enqueue(lines, JobOptions(**options))
+        return self.client.enqueue(lines, JobOptions(**options), again=True)
 
     def wait_done(self, job_id: str, within_s: float = 60.0) -> Job:
         job: Job = wait_for(

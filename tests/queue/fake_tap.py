@@ -203,7 +203,7 @@ class FakeTap:
 def _render(body: dict[str, Any]) -> tuple[str, list[int]]:
     if "prompt" in body:
         prompt = body["prompt"]
-        text = prompt if isinstance(prompt, str) else bytes(prompt).decode()
+        text = prompt if isinstance(prompt, str) else bytes(token % 128 for token in prompt).decode()
         return text, [1] * len(text.encode())
     text, mask = "", list[int]()
     for message in body["messages"]:

@@ -51,6 +51,7 @@ from taphouse.wire import (
     QueueStatus,
     Ready,
     Row,
+    RowFailure,
     ShardList,
 )
 from taphouse.wire_samples import SampleQuery, SamplesDeleted, SamplesFound
@@ -117,11 +118,16 @@ class Taphouse:
         options: JobOptions | None = None,
         name: str | None = None,
         progress: Progress | None = None,
+        *,
+        again: bool = False,
+        key: str | None = None,
     ) -> Job:
         """Upload a dataset (JSONL) as a stream and make a job of it.
 
         `source` is a file of this machine, an open binary file, or chunks of bytes. `progress` is told the
-        number of bytes of every chunk that was sent.
+        number of bytes of every chunk that was sent. With a `key` of the caller's, sending the same again
+        gives the job that is there. Rows that were enqueued before with the same options are refused, unless
+        `again`.
         """
         params = {"options": (options or JobOptions()).model_dump_json(exclude_none=True)}
         if name:
@@ -130,22 +136,36 @@ class Taphouse:
             answer = self._send(
                 "POST",
                 "/v1/jobs",
-                params=params,
+                params={**params, **_repeated(again)},
                 content=_reported(chunks, progress),
-                headers={"Content-Type": "application/x-ndjson"},
+                headers={"Content-Type": "application/x-ndjson", **_keyed(key)},
                 timeout=self._upload_timeout,
             )
         return _parse(answer, Job)
 
-    def enqueue_path(self, path: str, options: JobOptions | None = None, name: str | None = None) -> Job:
-        """Make a job of a file that the service can read itself, under one of its dataset roots."""
+    def enqueue_path(
+        self,
+        path: str,
+        options: JobOptions | None = None,
+        name: str | None = None,
+        *,
+        again: bool = False,
+        key: str | None = None,
+    ) -> Job:
+        """Make a job of a file that the service can read itself, under one of its dataset roots.
+
+        `again` and `key` as for `enqueue`.
+        """
         request = JobRequest(path=path, name=name, options=options or JobOptions())
-        return _parse(
-            self._send(
-                "POST", "/v1/jobs", json=request.model_dump(mode="json", exclude_none=True), timeout=None
-            ),
-            Job,
+        answer = self._send(
+            "POST",
+            "/v1/jobs",
+            params=_repeated(again),
+            headers=_keyed(key),
+            json=request.model_dump(mode="json", exclude_none=True),
+            timeout=None,
         )
+        return _parse(answer, Job)
 
     def jobs(self, limit: int = 100) -> list[Job]:
         """List jobs, newest first."""
@@ -158,6 +178,28 @@ class Taphouse:
     def cancel(self, job_id: str) -> Job:
         """Cancel a job: what is sealed stays, nothing more is extracted."""
         return _parse(self._send("POST", f"/v1/jobs/{_segment(job_id)}/cancel"), Job)
+
+    def pause(self, job_id: str) -> Job:
+        """Pause a job: batches that run end, no other begins."""
+        return _parse(self._send("POST", f"/v1/jobs/{_segment(job_id)}/pause"), Job)
+
+    def resume(self, job_id: str) -> Job:
+        """Let a paused job go on."""
+        return _parse(self._send("POST", f"/v1/jobs/{_segment(job_id)}/resume"), Job)
+
+    def retry(self, job_id: str) -> Job:
+        """Try the failed rows of a job again."""
+        return _parse(self._send("POST", f"/v1/jobs/{_segment(job_id)}/retry"), Job)
+
+    def failures(self, job_id: str) -> Iterator[RowFailure]:
+        """All rows of a job that made no sample, as they come."""
+        path = f"/v1/jobs/{_segment(job_id)}/failures"
+        with _reachable(), self._http.stream("GET", path) as answer:
+            if answer.is_error:
+                answer.read()
+            _raise_for(answer)
+            for line in answer.iter_lines():
+                yield RowFailure.model_validate_json(line)
 
     def queue(self) -> QueueStatus:
         """Depth, rates, ETA, workers, engines, consumers."""
@@ -335,6 +377,14 @@ def _seconds(value: str | None) -> float | None:
 
 def _row(row: Row | dict[str, Any]) -> Row:
     return row if isinstance(row, Row) else Row.model_validate(row)
+
+
+def _repeated(again: bool) -> dict[str, str]:
+    return {"again": "true"} if again else {}
+
+
+def _keyed(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Idempotency-Key": key}
 
 
 def _segment(value: str) -> str:

@@ -7,7 +7,7 @@ Times are seconds since the epoch (float), durations are seconds, sizes are byte
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -54,6 +54,7 @@ class JobState(str, Enum):
     SPOOLING = "spooling"
     QUEUED = "queued"
     RUNNING = "running"
+    PAUSED = "paused"
     CANCELLED = "cancelled"
     FAILED = "failed"
     DONE = "done"
@@ -99,6 +100,21 @@ class JobOptions(_Request):
         description="vLLM's priority (lower runs first); needs --scheduling-policy priority.",
     )
     chat_template_kwargs: dict[str, Any] | None = None
+    job_priority: int = Field(
+        default=0, ge=-1000, le=1000, description="Jobs with a higher one are fed first, then older ones."
+    )
+    max_attempts: int | None = Field(
+        default=None,
+        ge=1,
+        le=100,
+        description="Runs of a batch that end in a crash before its rows are tried apart; the service's own.",
+    )
+    on_error: Literal["skip", "fail"] = Field(
+        default="skip", description="A failed row is left out, or ends the job."
+    )
+    output_prefix: str = Field(
+        default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$", description="Of its shards' names."
+    )
 
     @field_validator("layers")
     @classmethod

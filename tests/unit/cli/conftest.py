@@ -229,13 +229,25 @@ class FakeApi(httpx.BaseTransport):
     def _one_job(self, rest: str) -> httpx.Response:
         job_id, _, verb = rest.partition("/")
         known = {job.id: job for job in self.jobs}
-        if verb == "cancel" and job_id in known:
-            return _json(known[job_id].model_copy(update={"state": JobState.CANCELLED}))
+        if verb == "failures" and job_id in known:
+            return httpx.Response(
+                200, text="".join(f.model_dump_json() + "\n" for f in known[job_id].failures)
+            )
+        if verb in AFTER and job_id in known:
+            return _json(known[job_id].model_copy(update={"state": AFTER[verb]}))
         if not verb and self.later:
             return _json(self.later.pop(0))
         return (
             _json(known[job_id]) if job_id in known and not verb else _error(404, f"there is no job {job_id}")
         )
+
+
+AFTER = {
+    "pause": JobState.PAUSED,
+    "resume": JobState.RUNNING,
+    "cancel": JobState.CANCELLED,
+    "retry": JobState.RUNNING,
+}
 
 
 def _json(model: Any, status: int = 200) -> httpx.Response:

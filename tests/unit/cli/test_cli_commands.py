@@ -20,6 +20,7 @@ from taphouse.wire import (
     JobRequest,
     JobState,
     QueueStatus,
+    RowFailure,
     ShardList,
 )
 
@@ -115,6 +116,7 @@ def test_enqueue_streams_the_file_and_prints_the_job(cli, api, tmp_path):
     query = api.requests[-1].url.params
     assert json.loads(query["options"]) == {
         "max_tokens": 64, "temperature": 0.5, "ignore_eos": False, "batch_size": 8,
+        "job_priority": 0, "on_error": "skip", "output_prefix": "",
     }  # fmt: skip
     assert query["name"] == "data.jsonl"
 
@@ -295,6 +297,33 @@ def test_waiting_outlasts_a_restart_but_not_for_ever(cli, api, make, monkeypatch
 
 
 # --- jobs, queue
+
+
+def test_enqueue_says_again_and_sends_its_key(cli, api, tmp_path):
+    rows = write_rows(tmp_path / "data.jsonl", {"prompt": "a"})
+    given = ("--again", "--key", "mine", "--stop-on-error", "--job-priority", "3", "--output-prefix", "run7")
+    assert cli("enqueue", str(rows), *given).exit_code == 0
+    request = api.requests[-1]
+    assert (request.url.params["again"], request.headers["Idempotency-Key"]) == ("true", "mine")
+    options = json.loads(request.url.params["options"])
+    assert (options["on_error"], options["job_priority"], options["output_prefix"]) == ("fail", 3, "run7")
+
+
+@pytest.mark.parametrize(
+    ("verb", "state"), [("pause", "paused"), ("resume", "running"), ("retry", "running")]
+)
+def test_jobs_are_paused_resumed_and_retried(cli, api, make, verb, state):
+    api.jobs = [make("job", id="job-a")]
+    assert Job.model_validate(cli.json("jobs", verb, "job-a")).state == state
+    assert api.requests[-1].url.path == f"/v1/jobs/job-a/{verb}"
+
+
+def test_failures_are_printed_as_lines(cli, api, make):
+    found = [RowFailure(row=3, id="x", reason="it broke"), RowFailure(row=4, reason="too long", skipped=True)]
+    api.jobs = [make("job", id="job-a", failures=found)]
+    lines = cli("jobs", "failures", "job-a").stdout.splitlines()
+    assert [RowFailure.model_validate_json(line) for line in lines] == found
+    assert cli("jobs", "failures", "job-z").exit_code != 0
 
 
 def test_jobs_lists_shows_and_cancels(cli, api, make):

@@ -18,6 +18,7 @@ from tests.unit.extractor.governing import FakeRedis
 
 from taphouse.client import Taphouse
 from taphouse.ledger import Ledger
+from taphouse.shards import open_shard
 from taphouse.store import LocalStore
 from taphouse.wire import JobOptions
 from taphouse_extractor.api import Context, create_app
@@ -35,6 +36,7 @@ from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.progress import Progress
 from taphouse_extractor.pulse import Pulse, Watchers
 from taphouse_extractor.records import BatchRef, JobRecord, Records
+from taphouse_extractor.retries import Retries
 from taphouse_extractor.samples import Samples
 from taphouse_extractor.spool import Limits, Spool
 from taphouse_extractor.tokens import Tokens
@@ -164,6 +166,14 @@ class Bench:
             spool.feed((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n")
         return spool.finish()
 
+    def sample_ids(self) -> list[str]:
+        """Ids of all sealed samples, in the ledger's order."""
+        ids = []
+        for entry in self.ledger.entries():
+            with open_shard(self.store.local_path(entry.path), sha256=entry.sha256) as shard:
+                ids += [sample.id for sample in shard]
+        return ids
+
     def run_all(self, job: JobRecord) -> None:
         """Every batch, in order, in this process."""
         for batch in range(job.batches):
@@ -258,6 +268,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
                 ledger_head=bench.ledger.head,
             ),
             governor=panel,
+            retries=Retries(bench.records),
             limits=Limits(100_000, max_rows, 5_000),
             samples=Samples(bench.records, bench.ledger, bench.overview.settled),
             dataset_roots=(datasets,),

@@ -76,7 +76,7 @@ def test_a_file_and_its_path(serve: Serve) -> None:
     file.write_bytes(b"".join(lines({"prompt": "a"}, {"prompt": "b"})))
     assert service.client.enqueue(file).rows == 2
     with file.open("rb") as opened:
-        assert service.client.enqueue(opened).rows == 2
+        assert service.client.enqueue(opened, again=True).rows == 2
     assert service.client.enqueue_path(str(file), JobOptions(batch_size=1)).batches.pending == 2
     with pytest.raises(BadRequest, match="dataset roots") as caught:
         service.client.enqueue_path("/etc/passwd")

@@ -9,7 +9,7 @@ from tests.unit.extractor.conftest import Bench
 from taphouse_extractor import feeder as feeder_module
 from taphouse_extractor.feeder import Feeder, FeederLimits
 from taphouse_extractor.leases import Tries, Waits
-from taphouse_extractor.records import BatchRef
+from taphouse_extractor.records import BatchRef, JobRecord
 
 
 class Clock:
@@ -57,7 +57,7 @@ def feeder(bench: Bench, clock: Clock, pause: Pause) -> Feeder:
         queue=bench.queue,  # type: ignore[arg-type]
         leases=bench.leases,  # type: ignore[arg-type]
         limits=FeederLimits(max_queued=3, max_attempts=2, start_grace_s=5.0),
-        fail=bench.pipeline.fail,
+        give_up=bench.pipeline.give_up,
         paused=pause,
     )
 
@@ -182,13 +182,55 @@ def test_each_wait_begins_anew(clock: Clock) -> None:
 
 
 def test_a_batch_that_keeps_crashing_is_given_up_with_its_reason(bench: Bench, feeder: Feeder) -> None:
-    job = bench.job(rows(3), batch_size=2)
+    job = bench.job(rows(3), batch_size=1)
     bench.leases.counted[refs(job.id, 0)[0]] = Tries(bad=2, reason="killed by signal 9")
-    assert feeder.step() == 1
-    bench.pipeline.run(refs(job.id, 1)[0])
+    assert feeder.step() == 2
+    for batch in (1, 2):
+        bench.pipeline.run(refs(job.id, batch)[0])
     done = bench.overview.job(job.id)
-    assert (done.state.value, done.succeeded, done.failed, done.rows) == ("done", 1, 2, 3)
+    assert (done.state.value, done.succeeded, done.failed, done.rows) == ("done", 2, 1, 3)
     assert done.failures[0].reason == "given up after 2 runs; the last: killed by signal 9"
+
+
+def test_a_poison_row_is_found_by_halving_its_batch(bench: Bench, feeder: Feeder) -> None:
+    job, poison = bench.job(rows(8), batch_size=8), "p5"
+    for _ in range(40):
+        feeder.step()
+        while bench.queue.queued:
+            ref = bench.queue.take()
+            bench.queue.taken.clear()
+            if any(poison in line.decode() for line in _lines(bench, job, ref)):
+                bench.leases.count_bad(ref, "killed by signal 9")
+            else:
+                bench.pipeline.run(ref)
+    done = bench.overview.job(job.id)
+    assert (done.state.value, done.succeeded, done.failed, done.rows) == ("done", 7, 1, 8)
+    assert [(f.row, f.id) for f in done.failures] == [(5, f"{job.id}/5")]
+    assert "killed by signal 9" in done.failures[0].reason
+    assert sorted(bench.sample_ids()) == sorted(f"{job.id}/{row}" for row in range(8) if row != 5)
+
+
+def _lines(bench: Bench, job: JobRecord, ref: BatchRef) -> list[bytes]:
+    return [row.line for row in bench.pipeline._rows(job, ref)]
+
+
+def test_paused_and_stopped_jobs_are_not_fed_and_higher_priorities_go_first(
+    bench: Bench, feeder: Feeder
+) -> None:
+    paused, low = bench.job(rows(2), batch_size=1), bench.job(rows(2), batch_size=1)
+    high = bench.job(rows(1), job_priority=5)
+    stops = bench.job([{"nothing": 1}, {"prompt": "p"}], batch_size=1, on_error="fail")
+    bench.records.pause(paused.id)
+    bench.pipeline.run(refs(stops.id, 0)[0])
+    assert feeder.step() == 3
+    assert list(bench.queue.queued.values()) == [*refs(high.id, 0), *refs(low.id, 0, 1)]
+    failed = bench.overview.job(stops.id)
+    assert (failed.state.value, failed.failed, failed.skipped) == ("failed", 1, 1)
+    bench.records.pause(low.id)
+    feeder.step()
+    assert list(bench.queue.queued.values()) == refs(high.id, 0)
+    bench.records.resume(paused.id)
+    assert feeder.step() == 2
 
 
 def test_a_pause_feeds_nothing_and_drops_nothing(bench: Bench, feeder: Feeder, pause: Pause) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,20 @@ def test_a_deletion_that_is_cut_short_is_finished_by_the_next(
     assert kept == ["b1", "7"]
     names = {entry.shard for entry in Ledger(store).entries() if entry.gone is None}
     assert {name for name in store.list("shards") if name.endswith(".safetensors")} == names
+
+
+def test_samples_of_moved_rows_and_named_shards_are_found_too(bench: Bench) -> None:
+    job = bench.job(ROWS[:4], batch_size=4, output_prefix="pre")
+    bench.pipeline.give_up(job, BatchRef(job_id=job.id, batch=0), "it crashed")
+    for half in (1, 2):
+        bench.pipeline.run(BatchRef(job_id=job.id, batch=half))
+    assert sorted(chain(*held(bench).values())) == sorted(["a1", "b1", "a2", f"{job.id}/3"])
+    found = samples_of(bench).find(SampleQuery(user="ann"))
+    assert found.rows == 3 and all(sample.shard for sample in found.samples)
+    deleted = samples_of(bench).delete(SampleQuery(user="ann"))
+    assert (deleted.rows, deleted.samples) == (3, 3)
+    assert list(chain(*held(bench).values())) == ["b1"]
+    assert b"SECRET" not in everything(bench.store.root)
 
 
 def test_rows_of_one_id_go_together_and_none_is_left_under_another(bench: Bench) -> None:

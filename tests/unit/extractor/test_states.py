@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taphouse.wire import JobState
-from taphouse_extractor.states import RULES, Facts, may_cancel, state_of
+from taphouse_extractor.states import ACTIONS, RULES, Action, Facts, refusal, state_of
 
 SPOOLED = Facts(
     spooled=True,
@@ -38,6 +38,12 @@ SPOOLED = Facts(
         ({"cancelled": True, "running": 1, "finished": 1}, "cancelled"),
         ({"cancelled": True, "finished": 4, "succeeded_rows": 8}, "done"),
         ({"cancelled": True, "spooled": False}, "cancelled"),
+        ({"paused": True}, "paused"),
+        ({"paused": True, "running": 1, "finished": 1}, "paused"),
+        ({"paused": True, "cancelled": True}, "cancelled"),
+        ({"paused": True, "finished": 4, "succeeded_rows": 8}, "done"),
+        ({"stops": True, "finished": 1, "succeeded_rows": 1, "failed_rows": 1}, "failed"),
+        ({"stops": True, "finished": 1, "succeeded_rows": 2}, "running"),
     ],
 )
 def test_states(changes: dict[str, int], state: str) -> None:
@@ -54,6 +60,8 @@ facts = st.builds(
     succeeded_rows=st.integers(0, 9),
     failed_rows=st.integers(0, 9),
     fatal=st.booleans(),
+    paused=st.booleans(),
+    stops=st.booleans(),
 )
 
 
@@ -63,7 +71,14 @@ def test_every_job_has_a_state_and_final_ones_stay(at: Facts) -> None:
     state = state_of(at)
     assert any(rule is state for rule, _ in RULES)
     if state in (JobState.DONE, JobState.FAILED):
-        assert not may_cancel(state)
-        assert state_of(replace(at, cancelled=True, running=0)) is state
+        assert refusal(Action.CANCEL, state, 0)
+        assert state_of(replace(at, cancelled=True, paused=True, running=0)) is state
     if state is JobState.CANCELLED:
         assert state_of(replace(at, running=at.running + 1)) is state
+
+
+def test_the_table_of_actions_knows_every_state() -> None:
+    assert set(ACTIONS) == set(JobState)
+    assert all(Action.CANCEL in allowed for state, allowed in ACTIONS.items() if not state.final)
+    assert refusal(Action.RETRY, JobState.DONE, 0) and refusal(Action.RETRY, JobState.DONE, 1) is None
+    assert refusal(Action.PAUSE, JobState.DONE, 3) and refusal(Action.RESUME, JobState.CANCELLED, 3)

@@ -28,7 +28,7 @@ from taphouse.wire import (
     Rate,
 )
 from taphouse_extractor.pulse import Pulse, point_of
-from taphouse_extractor.states import ACTIONS, may_cancel
+from taphouse_extractor.states import ACTIONS
 
 Serve = Callable[..., Service]
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
@@ -258,9 +258,3 @@ def test_a_point_keeps_the_trainers_heard_of_last(bench: Bench) -> None:
         ("t3", 3.0),
         ("t2", 2.0),
     ]
-
-
-@pytest.mark.parametrize("state", JobState)
-def test_final_states_offer_no_action_and_the_others_can_be_cancelled(state: JobState) -> None:
-    assert ("cancel" in ACTIONS[state]) == (not state.final)
-    assert may_cancel(state) == (state not in (JobState.DONE, JobState.FAILED))

@@ -77,6 +77,29 @@ def enqueue(
     max_length: sampling.MaxLength = None,
     priority: sampling.Priority = None,
     chat_template_kwargs: sampling.ChatTemplateKwargs = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Enqueue rows that were enqueued before with the same options.")
+    ] = False,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            help="Idempotency key of yours: sent again with it, the job that is there is printed.",
+            show_default=False,
+        ),
+    ] = None,
+    job_priority: Annotated[
+        int | None, typer.Option(help="Jobs with a higher one are fed first.", show_default=False)
+    ] = None,
+    max_attempts: Annotated[
+        int | None,
+        typer.Option(help="Crashed runs of a batch before its rows are tried apart.", show_default=False),
+    ] = None,
+    stop_on_error: Annotated[
+        bool, typer.Option("--stop-on-error", help="The first failed row ends the job.")
+    ] = False,
+    output_prefix: Annotated[
+        str | None, typer.Option(help="Begins the names of its shards.", show_default=False)
+    ] = None,
 ) -> None:
     """Queue a dataset for extraction; prints the job.
 
@@ -97,6 +120,10 @@ def enqueue(
         max_length=max_length,
         priority=priority,
         chat_template_kwargs=template_arguments(chat_template_kwargs),
+        job_priority=job_priority,
+        max_attempts=max_attempts,
+        on_error="fail" if stop_on_error else None,
+        output_prefix=output_prefix,
     )
     if (dataset is None) == (server_path is None):
         raise UsageProblem("give one dataset", "name a JSONL file, `-` for stdin, or --server-path")
@@ -112,9 +139,11 @@ def enqueue(
         return
     with session.client() as client:
         if server_path is not None:
-            job = client.enqueue_path(server_path, options, name=name or _name_of(server_path))
+            job = client.enqueue_path(
+                server_path, options, name=name or _name_of(server_path), again=again, key=key
+            )
         else:
-            upload = _Upload(str(dataset), options, name, max_samples, allow_bad_rows)
+            upload = _Upload(str(dataset), options, name, max_samples, allow_bad_rows, again, key)
             job = upload.run(session, client)
         _report(session, client, job, wait, fail_on_error)
 
@@ -128,6 +157,8 @@ class _Upload:
     name: str | None
     limit: int | None
     allow_bad: bool
+    again: bool
+    key: str | None
 
     def run(self, session: Session, client: Taphouse) -> Job:
         """Check and send. A regular file is read twice; what can be read once is checked as it goes."""
@@ -144,7 +175,9 @@ class _Upload:
             elif self.limit is not None:
                 chunks = take(lines_of(file), self.limit)
             with bytes_bar(session.err, "uploading", total if self.limit is None else None) as step:
-                return client.enqueue(chunks, self.options, name=name, progress=step)
+                return client.enqueue(
+                    chunks, self.options, name=name, progress=step, again=self.again, key=self.key
+                )
 
     def _check(self, session: Session, file: BinaryIO, total: int) -> None:
         from taphouse.cli.dataset import inspect_rows, lines_of, refuse_bad

@@ -1,4 +1,4 @@
-"""`taphouse jobs`: list them, look at one, cancel one."""
+"""`taphouse jobs`: list them, look at one, pause, resume, cancel, retry."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from taphouse.cli.exits import UsageProblem
 from taphouse.cli.session import Session, with_session
 
 if TYPE_CHECKING:
-    from taphouse.wire import JobState
+    from collections.abc import Callable
+
+    from taphouse.client import Taphouse
+    from taphouse.wire import Job, JobState
 
 __all__ = ["app"]
 
-STATES = ("spooling", "queued", "running", "cancelled", "failed", "done")
+STATES = ("spooling", "queued", "running", "paused", "cancelled", "failed", "done")
+JobIds = Annotated[list[str], typer.Argument(metavar="JOB_ID...", help="Jobs to act on.", show_default=False)]
 
 app = typer.Typer(
     cls=DefaultCommand,
-    help="List jobs (`jobs`), look at one (`jobs JOB_ID`) or cancel one (`jobs cancel JOB_ID`).",
+    help="List jobs (`jobs`), look at one (`jobs JOB_ID`), or do something to some (`jobs pause JOB_ID`).",
 )
 
 
@@ -63,20 +67,51 @@ def _state(text: str | None) -> JobState | None:
         ) from None
 
 
+@app.command("pause")
+@with_session()
+def pause(session: Session, job_ids: JobIds) -> None:
+    """Pause jobs. Batches that run end, no other begins."""
+    _each(session, job_ids, lambda client, job_id: client.pause(job_id))
+
+
+@app.command("resume")
+@with_session()
+def resume(session: Session, job_ids: JobIds) -> None:
+    """Let paused jobs go on."""
+    _each(session, job_ids, lambda client, job_id: client.resume(job_id))
+
+
 @app.command("cancel")
 @with_session()
-def cancel(
-    session: Session,
-    job_ids: Annotated[
-        list[str], typer.Argument(metavar="JOB_ID...", help="Jobs to cancel.", show_default=False)
-    ],
-) -> None:
+def cancel(session: Session, job_ids: JobIds) -> None:
     """Cancel jobs. Batches that run end; sealed shards stay."""
+    _each(session, job_ids, lambda client, job_id: client.cancel(job_id))
+
+
+@app.command("retry")
+@with_session()
+def retry(session: Session, job_ids: JobIds) -> None:
+    """Try the failed rows of jobs again."""
+    _each(session, job_ids, lambda client, job_id: client.retry(job_id))
+
+
+@app.command("failures")
+@with_session()
+def failures(
+    session: Session, job_id: Annotated[str, typer.Argument(metavar="JOB_ID", show_default=False)]
+) -> None:
+    """Print every row that made no sample, as JSON, one a line."""
+    with session.client() as client:
+        for failure in client.failures(job_id):
+            typer.echo(failure.model_dump_json())
+
+
+def _each(session: Session, job_ids: list[str], act: Callable[[Taphouse, str], Job]) -> None:
     from taphouse.cli import render
     from taphouse.wire import JobList
 
     if not all(job_id.strip() for job_id in job_ids):
         raise UsageProblem("a job id is empty", "see ids with `taphouse jobs`")
     with session.client() as client:
-        jobs = [client.cancel(job_id) for job_id in job_ids]
+        jobs = [act(client, job_id) for job_id in job_ids]
     session.show(jobs[0] if len(jobs) == 1 else JobList(jobs=jobs), lambda: render.jobs_table(jobs))

@@ -36,9 +36,9 @@ SUFFIX = ".safetensors"
 _COPY_BYTES = 1 << 20
 
 
-def shard_name(job_id: str, batch: int) -> str:
+def shard_name(job_id: str, batch: int, prefix: str = "") -> str:
     """File name of the shard that a batch makes."""
-    return f"{job_id}-{batch:06d}{SUFFIX}"
+    return f"{prefix}-{job_id}-{batch:06d}{SUFFIX}" if prefix else f"{job_id}-{batch:06d}{SUFFIX}"
 
 
 def shard_path(name: str) -> str:

@@ -29,6 +29,8 @@ __all__ = ["Feeder", "FeederLimits"]
 log = logging.getLogger(__name__)
 RECONCILE_EVERY_S = 60.0
 ABANDONED_SPOOL_S = 6 * 3600.0
+MOVED_ATTEMPTS = 3
+"""Bad runs of a part of a batch that was given up, or of rows that are retried."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class FeederLimits:
 class Feeder:
     """One of possibly many; only the leader feeds. `paused` says why nothing may be fed now, or None.
 
-    `fail` records that a batch is given up (`Pipeline.fail`).
+    `give_up` ends a batch whose runs crash (`Pipeline.give_up`).
     """
 
     def __init__(
@@ -55,12 +57,12 @@ class Feeder:
         queue: BatchQueue,
         leases: Leases,
         limits: FeederLimits,
-        fail: Callable[..., object],
+        give_up: Callable[[JobRecord, BatchRef, str], object],
         paused: Callable[[], str | None],
     ) -> None:
         self._records, self._progress, self._ledger = records, progress, ledger
         self._queue, self._leases, self._limits = queue, leases, limits
-        self._fail, self._paused = fail, paused
+        self._give_up, self._paused = give_up, paused
         self._name = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self._silent_since: dict[str, float] = {}
         self._leading, self._reconciled_at = False, 0.0
@@ -100,11 +102,13 @@ class Feeder:
         jobs = self._progress.refresh()
         busy = set(view.queued.values()) | taken | running.keys()
         waiting = self._leases.waiting(tries)
-        self._drop_unwanted(view, {job.record.id for job in jobs if job.cancelled})
+        self._drop_unwanted(
+            view, {job.record.id for job in jobs if job.cancelled or job.paused or job.stopped}
+        )
         if self._paused() is not None:
             return 0
         room, fed = self._limits.max_queued - len(view.queued), 0
-        for job in jobs:
+        for job in sorted(jobs, key=lambda job: -job.record.options.job_priority):
             for ref in job.pending():
                 if fed >= room:
                     return fed
@@ -136,17 +140,18 @@ class Feeder:
     def _may_run(self, job: JobRecord, ref: BatchRef, tries: Tries | None, waits: bool) -> bool:
         if tries is None:
             return True
-        if tries.bad >= self._limits.max_attempts:
+        most = job.options.max_attempts or self._limits.max_attempts
+        if tries.bad >= (most if ref.batch < job.batches else min(most, MOVED_ATTEMPTS)):
             reason = f"given up after {tries.bad} runs; the last: {tries.reason}"
             log.error("batch %s: %s", ref, reason)
-            self._fail(job, ref, reason)
+            self._give_up(job, ref, reason)
             self._leases.forget(ref)
             return False
         return not waits
 
-    def _drop_unwanted(self, view: QueueView, cancelled: set[str]) -> None:
+    def _drop_unwanted(self, view: QueueView, unwanted: set[str]) -> None:
         for rq_id, ref in view.queued.items():
-            if ref.job_id in cancelled:
+            if ref.job_id in unwanted:
                 self._queue.discard(rq_id)
 
     def _reconcile(self) -> None:

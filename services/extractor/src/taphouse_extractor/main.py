@@ -47,6 +47,7 @@ from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.progress import Progress
 from taphouse_extractor.pulse import Pulse, Watchers
 from taphouse_extractor.records import BatchRef, Records
+from taphouse_extractor.retries import Retries
 from taphouse_extractor.samples import Samples
 from taphouse_extractor.settings import Settings
 from taphouse_extractor.spool import Limits
@@ -91,7 +92,7 @@ def build_api(settings: Settings) -> FastAPI:
         queue=queue,
         leases=leases,
         limits=FeederLimits(settings.max_queued, settings.max_attempts, settings.start_grace_s),
-        fail=pipeline.fail,
+        give_up=pipeline.give_up,
         paused=gate.paused,
     )
     context = Context(
@@ -121,6 +122,7 @@ def build_api(settings: Settings) -> FastAPI:
             ledger_head=ledger.head,
         ),
         governor=panel,
+        retries=Retries(records),
         limits=Limits(settings.max_upload_bytes, settings.max_rows, settings.max_row_bytes),
         samples=Samples(records, ledger, overview.settled),
         dataset_roots=settings.dataset_roots,

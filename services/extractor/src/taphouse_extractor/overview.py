@@ -104,7 +104,9 @@ class Overview:
     def unfinished(self, owner: str) -> int:
         """How many jobs of a token are not at their end."""
         jobs = self._progress.refresh()
-        return sum(job.record.owner == owner and not (job.complete or job.cancelled) for job in jobs)
+        return sum(
+            job.record.owner == owner and not (job.complete or job.cancelled or job.stopped) for job in jobs
+        )
 
     def job(self, job_id: str) -> Job:
         """One job, with its first failures. Raises `NotFound`."""
@@ -147,19 +149,21 @@ def describe(job: JobProgress, live: Live) -> Job:
         Facts(
             spooled=record.spooled,
             cancelled=job.cancelled,
-            batches=record.batches,
+            batches=job.batches,
             finished=len(job.finished),
             running=running,
             succeeded_rows=job.succeeded,
             failed_rows=job.failed,
             fatal=job.fatal is not None,
+            paused=job.paused,
+            stops=record.options.on_error == "fail",
         )
     )
     skipped = job.skipped
-    if state is JobState.CANCELLED:
+    if state is JobState.CANCELLED or (job.stopped and not job.complete):
         skipped = record.rows - job.succeeded - job.failed
     finished = len(job.finished)
-    pending = 0 if state.final else max(0, record.batches - finished - queued - running - waiting)
+    pending = 0 if state.final else max(0, job.batches - finished - queued - running - waiting)
     return Job(
         id=job_id,
         name=record.name,
@@ -190,6 +194,8 @@ def _reason(job: JobProgress, state: JobState, live: Live) -> str | None:
         return job.fatal
     if state is JobState.FAILED and job.failures:
         return f"no row made a sample; the first: {job.failures[0].reason}"
+    if job.stopped and not job.complete:
+        return f"a row failed: {job.failures[0].reason}" if job.failures else "a row failed"
     if state.final:
         return None
     reasons = [

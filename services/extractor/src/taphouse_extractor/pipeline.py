@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from taphouse_extractor.errors import (
     RowRefused,
     error_code,
 )
+from taphouse_extractor.moves import Moves, halves
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records
 from taphouse_extractor.rows import Mask, Numbered, Prompt, number_rows, parse_row, to_prompt
 from taphouse_extractor.stages import StageClock
@@ -52,6 +53,7 @@ class Pipeline:
 
     def __init__(self, records: Records, ledger: Ledger, engine: Engine, concurrency: int) -> None:
         self._records, self._ledger, self._engine = records, ledger, engine
+        self._moves = Moves(records.store)
         self._concurrency = concurrency
 
     def run(self, ref: BatchRef, *, waited_s: float | None = None) -> Outcome:
@@ -81,7 +83,7 @@ class Pipeline:
         self, job: JobRecord, ref: BatchRef, failures: dict[int, RowFailure], clock: StageClock
     ) -> ShardFacts | None:
         """Seal the batch's shard, or find it sealed; None when no row makes a sample."""
-        store, path = self._records.store, shard_path(shard_name(ref.job_id, ref.batch))
+        store, path = self._records.store, _shard_path(job, ref)
         if store.exists(path):
             return describe_shard(store.local_path(path), path=path)
         samples = clock.waiting("capture", self._samples(job, ref, failures))
@@ -97,6 +99,8 @@ class Pipeline:
                     added += 1
                 except InvalidSample as error:
                     failures[row.row] = _failure(row, error.detail, error_code(error))
+            if self._records.outcome(ref) is not None:
+                raise JobCancelled(f"batch {ref} was decided while it ran")
             with clock.stage("seal"):
                 return writer.seal() if added else None
 
@@ -177,7 +181,7 @@ class Pipeline:
             failures = tuple(_failure(row, reason, kind) for row in self._rows(job, ref))
         except StoreError as error:  # its rows are lost: what is left of them is their numbers
             reason = f"{reason} ({error.message})"
-            failures = tuple(RowFailure(row=row, reason=reason, kind=kind) for row in job.rows_of(ref.batch))
+            failures = tuple(RowFailure(row=row, reason=reason, kind=kind) for row in self._numbers(job, ref))
         return self._records.put_outcome(
             Outcome(
                 job_id=job.id,
@@ -190,9 +194,49 @@ class Pipeline:
             )
         )
 
+    def give_up(self, job: JobRecord, ref: BatchRef, reason: str) -> Outcome:
+        """End a batch whose runs crash: its halves are tried apart, so that one bad row fails alone.
+
+        Nobody may be running it. A batch whose shard is sealed is recorded as it is.
+        """
+        if self._records.store.exists(_shard_path(job, ref)):
+            return self.run(ref)
+        numbers = self._numbers(job, ref)
+        if len(numbers) < 2:
+            return self.fail(job, ref, reason)
+        move = self._moves.add(job, ref.batch, halves(numbers))
+        log.warning("its halves are tried apart, as batches %d to %d", move.first, move.end - 1)
+        return self._records.put_outcome(
+            Outcome(
+                job_id=job.id,
+                batch=ref.batch,
+                rows=len(numbers),
+                succeeded=0,
+                moved=len(numbers),
+                finished_at=time.time(),
+            )
+        )
+
+    def _numbers(self, job: JobRecord, ref: BatchRef) -> Sequence[int]:
+        """Row numbers of a batch, rising."""
+        if ref.batch < job.batches:
+            return job.rows_of(ref.batch)
+        for move in self._moves.of(job.id):
+            if move.first <= ref.batch < move.end:
+                return move.batches[ref.batch - move.first]
+        raise StoreError(f"job {job.id} has no batch {ref.batch}")
+
     def _rows(self, job: JobRecord, ref: BatchRef) -> Iterator[Numbered]:
-        first = job.rows_of(ref.batch).start
-        return number_rows(self._records.row_lines(ref), first_row=first, job_id=job.id)
+        """A batch's rows, each with the id that it has in its dataset."""
+        size = job.options.batch_size
+        for home, numbers in groupby(self._numbers(job, ref), lambda row: row // size):
+            wanted, place = set(numbers), BatchRef(job_id=job.id, batch=home)
+            lines = number_rows(self._records.row_lines(place), first_row=home * size, job_id=job.id)
+            yield from (row for row in lines if row.row in wanted)
+
+
+def _shard_path(job: JobRecord, ref: BatchRef) -> str:
+    return shard_path(shard_name(ref.job_id, ref.batch, job.options.output_prefix))
 
 
 def _failure(row: Numbered, reason: str, kind: str, *, skipped: bool = False) -> RowFailure:

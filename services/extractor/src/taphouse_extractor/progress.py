@@ -11,10 +11,12 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from taphouse.errors import StoreError
 from taphouse.wire import Rate, RowFailure
 from taphouse_extractor.errors import NotFound
+from taphouse_extractor.moves import Move, Moves, superseded
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Records
 from taphouse_extractor.tally import Tally
 
@@ -44,6 +46,8 @@ class JobProgress:
 
     record: JobRecord
     cancelled_at: float | None = None
+    paused: bool = False
+    moves: list[Move] = field(default_factory=list)
     finished: set[int] = field(default_factory=set)
     succeeded: int = 0
     failed: int = 0
@@ -61,7 +65,17 @@ class JobProgress:
     @property
     def complete(self) -> bool:
         """Every batch has its outcome."""
-        return self.record.spooled and len(self.finished) >= self.record.batches
+        return self.record.spooled and len(self.finished) >= self.batches
+
+    @property
+    def batches(self) -> int:
+        """Number of its batches, with those of moved rows."""
+        return self.moves[-1].end if self.moves else self.record.batches
+
+    @property
+    def stopped(self) -> bool:
+        """A row failed, and the job was to end then."""
+        return self.record.options.on_error == "fail" and self.failed > 0
 
     @property
     def cancelled(self) -> bool:
@@ -70,15 +84,27 @@ class JobProgress:
 
     @property
     def rows_left(self) -> int:
-        """Rows without an outcome; none are left of a cancelled job."""
-        return 0 if self.cancelled else self.record.rows - self.succeeded - self.failed - self.skipped
+        """Rows without an outcome; none are left of a job that was cancelled or stopped."""
+        return (
+            0
+            if self.cancelled or self.stopped
+            else self.record.rows - self.succeeded - self.failed - self.skipped
+        )
 
     def pending(self) -> Iterable[BatchRef]:
-        """Batches without an outcome, in order; none of a job that is cancelled or not spooled."""
-        if self.record.spooled and not self.cancelled:
-            for batch in range(self.record.batches):
+        """Batches without an outcome, in order; none of a job that may not run."""
+        if self.record.spooled and not (self.cancelled or self.paused or self.stopped):
+            for batch in range(self.batches):
                 if batch not in self.finished:
                     yield BatchRef(job_id=self.record.id, batch=batch)
+
+    def move(self, move: Move) -> None:
+        """Rows that had failed are tried again."""
+        self.moves.append(move)
+        if move.of is None:
+            self.failed -= move.rows
+            self.fatal = None
+            self.failures = [f for f in self.failures if f.skipped or not move.has(f.row)]
 
     def count(self, outcome: Outcome) -> None:
         """Add one batch's outcome."""
@@ -92,9 +118,11 @@ class JobProgress:
         self.bytes += outcome.bytes
         self.raw_bytes += outcome.raw_bytes
         self.fingerprint_id = self.fingerprint_id or outcome.fingerprint_id
-        self.fatal = self.fatal or outcome.fatal
+        if not any(move.of is None and move.first > outcome.batch for move in self.moves):
+            self.fatal = self.fatal or outcome.fatal
         self.finished_at = max(self.finished_at or 0.0, outcome.finished_at)
-        self.failures.extend(outcome.failures[: KEEP_FAILURES - len(self.failures)])
+        stands = (f for f in outcome.failures if not superseded(self.moves, f.row, outcome.batch))
+        self.failures.extend(islice(stands, max(0, KEEP_FAILURES - len(self.failures))))
         self.recent.append(
             Done(
                 outcome.finished_at,
@@ -114,13 +142,14 @@ class Progress:
         self._records = records
         self.tally = Tally()
         self._jobs: dict[str, JobProgress] = {}
+        self._moves, self._moved = Moves(records.store), frozenset[str]()
         self._unreadable: set[str] = set()
         self._lock = threading.Lock()
 
     def refresh(self) -> list[JobProgress]:
         """Look at the store; return all jobs, oldest first. Raises `StoreError`s."""
         with self._lock:
-            ids = self._records.job_ids()
+            ids, self._moved = self._records.job_ids(), self._moves.jobs()
             for job_id in self._jobs.keys() - set(ids):
                 del self._jobs[job_id]
             for job_id in ids:
@@ -130,6 +159,7 @@ class Progress:
     def refresh_one(self, job_id: str) -> JobProgress:
         """Look at one job; raises `NotFound`."""
         with self._lock:
+            self._moved = self._moves.jobs()
             self._look_at(job_id)
             if job_id not in self._jobs:
                 raise NotFound(f"there is no job {job_id!r:.80}", param="job_id")
@@ -158,8 +188,12 @@ class Progress:
         if not job.record.spooled:
             job.cancelled_at = self._records.cancelled_at(job_id)
             return
+        if job_id in self._moved:
+            for move in self._moves.of(job_id, after=len(job.moves)):
+                job.move(move)
         if job.complete or _long_ago(job.cancelled_at, now):
             return
+        job.paused = self._records.paused(job_id)
         if job.cancelled_at is None:
             job.cancelled_at = self._records.cancelled_at(job_id)
         for batch in self._records.finished(job_id):

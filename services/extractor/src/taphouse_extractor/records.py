@@ -8,6 +8,7 @@
     jobs/<job id>/engine.json            fingerprint and layers that the job began with, first batch wins
     jobs/<job id>/outcomes/<batch>.json  what became of a batch's rows, first outcome wins
     jobs/<job id>/cancelled              marker
+    jobs/<job id>/paused                 marker, gone again when the job is resumed
 """
 
 from __future__ import annotations
@@ -69,11 +70,12 @@ class JobRecord(_Record):
     tenant: str | None = None
     rows: int = 0
     spooled: bool = False
+    digest: str | None = None
     created_at: float
 
     @property
     def batches(self) -> int:
-        """Number of batches."""
+        """Number of batches of its dataset; moved rows stand in further ones (`moves.py`)."""
         return -(-self.rows // self.options.batch_size)
 
     def rows_of(self, batch: int) -> range:
@@ -83,7 +85,7 @@ class JobRecord(_Record):
 
 
 class Outcome(_Record):
-    """What became of one batch: `succeeded + len(failures) == rows`; skipped rows are among the failures.
+    """What became of one batch: `succeeded + len(failures) + moved == rows`; skipped rows are failures.
 
     `stages` are the seconds that it took, by stage (`taphouse_extractor.stages`).
     `shard` is None when no row succeeded. `fatal` says why the whole batch, and so the job, failed.
@@ -95,6 +97,7 @@ class Outcome(_Record):
     rows: int
     succeeded: int
     failures: tuple[RowFailure, ...] = ()
+    moved: int = 0
     shard: str | None = None
     tokens: int = 0
     bytes: int = 0
@@ -188,6 +191,18 @@ class Records:
         """When the job was cancelled, in seconds since the epoch; None when it wasn't."""
         path = f"jobs/{job_id}/cancelled"
         return self.store.modified(path) if self.store.exists(path) else None
+
+    def pause(self, job_id: str) -> None:
+        """Mark a job paused. Idempotent."""
+        self.store.put_new(f"jobs/{job_id}/paused", b"")
+
+    def resume(self, job_id: str) -> None:
+        """Take that mark away. Idempotent."""
+        self.store.delete(f"jobs/{job_id}/paused")
+
+    def paused(self, job_id: str) -> bool:
+        """Whether the job is paused."""
+        return self.store.exists(f"jobs/{job_id}/paused")
 
     def pin(self, job_id: str, engine: Pin) -> Pin:
         """Pin a job to its engine, and return the pin in force: the first batch's wins."""

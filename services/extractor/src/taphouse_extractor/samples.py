@@ -23,6 +23,7 @@ from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.shards import ShardFacts, ShardWriter, open_shard, shard_name, shard_path
 from taphouse.wire_samples import FoundSample, SampleQuery, SamplesDeleted, SamplesFound
 from taphouse_extractor.errors import Conflict
+from taphouse_extractor.moves import Moves
 from taphouse_extractor.records import BatchRef, JobRecord, Records
 from taphouse_extractor.rows import number_rows
 
@@ -57,6 +58,7 @@ class Samples:
 
     def __init__(self, records: Records, ledger: Ledger, settled: Callable[[str], bool]) -> None:
         self._records, self._ledger, self._settled = records, ledger, settled
+        self._moves = Moves(records.store)
 
     def find(self, query: SampleQuery) -> SamplesFound:
         """All rows that the query names, counted, and the first of them. Reads the rows of all jobs."""
@@ -64,9 +66,7 @@ class Samples:
         for job in self._jobs(query):
             for batch, matches in self._matches(job, query):
                 if len(shown) < SHOWN:
-                    entry = self._entry(BatchRef(job_id=job.id, batch=batch))
-                    held = self._ids(entry)
-                    shown += [_found(job, match, entry, held) for match in matches]
+                    shown += self._found(job, batch, matches)
                 count += len(matches)
         return SamplesFound(rows=count, samples=shown[:SHOWN])
 
@@ -83,11 +83,12 @@ class Samples:
                 blank = set[int]()
                 for batch, matches in self._matches(job, query):
                     ids = {match.id for match in matches}
-                    taken, name = self._take_out(BatchRef(job_id=job.id, batch=batch), ids)
-                    self._forget_failures(BatchRef(job_id=job.id, batch=batch), ids)
-                    samples += taken
-                    if taken:
-                        (rewritten if name else removed).append(name or shard_name(job.id, batch))
+                    for ref in self._places(job, batch, matches):
+                        taken, name = self._take_out(job, ref, ids)
+                        self._forget_failures(ref, ids)
+                        samples += taken
+                        if taken:
+                            (rewritten if name else removed).append(name or _shard_name(job, ref))
                     blank |= {match.row for match in matches}
                 self._blank(job, blank)
                 rows += len(blank)
@@ -116,9 +117,25 @@ class Samples:
             if found:
                 yield batch, found
 
-    def _entry(self, ref: BatchRef) -> LedgerEntry | None:
+    def _places(self, job: JobRecord, batch: int, matches: list[_Row]) -> Iterator[BatchRef]:
+        """The batch that rows stand in, and those they were moved into."""
+        yield BatchRef(job_id=job.id, batch=batch)
+        for move in self._moves.of(job.id):
+            for number, rows in enumerate(move.batches, start=move.first):
+                if not {match.row for match in matches}.isdisjoint(rows):
+                    yield BatchRef(job_id=job.id, batch=number)
+
+    def _found(self, job: JobRecord, batch: int, matches: list[_Row]) -> list[FoundSample]:
+        entries = [self._entry(job, ref) for ref in self._places(job, batch, matches)]
+        held = [(entry, self._ids(entry)) for entry in entries]
+        return [
+            _found(job, match, next((entry for entry, ids in held if match.id in ids), None))
+            for match in matches
+        ]
+
+    def _entry(self, job: JobRecord, ref: BatchRef) -> LedgerEntry | None:
         """The ledger entry of a batch as it stands, None when it made no shard."""
-        first = self._ledger.find(shard_name(ref.job_id, ref.batch))
+        first = self._ledger.find(_shard_name(job, ref))
         return self._ledger.entry(first.seq) if first is not None else None
 
     def _ids(self, entry: LedgerEntry | None) -> set[str]:
@@ -130,10 +147,10 @@ class Samples:
         except NotInStore:
             return set()
 
-    def _take_out(self, ref: BatchRef, ids: set[str]) -> tuple[int, str | None]:
+    def _take_out(self, job: JobRecord, ref: BatchRef, ids: set[str]) -> tuple[int, str | None]:
         """Take samples out of a batch's shard: how many, and the new shard's name (None: nothing is left)."""
-        store, original = self._records.store, shard_name(ref.job_id, ref.batch)
-        entry = self._entry(ref)
+        store, original = self._records.store, _shard_name(job, ref)
+        entry = self._entry(job, ref)
         if entry is None:
             return 0, None
         taken, name = ids & self._ids(entry), entry.shard
@@ -200,13 +217,16 @@ def _fields(line: bytes) -> dict[str, str | None] | None:
     }
 
 
-def _found(job: JobRecord, match: _Row, entry: LedgerEntry | None, held: set[str]) -> FoundSample:
-    there = entry is not None and match.id in held
+def _shard_name(job: JobRecord, ref: BatchRef) -> str:
+    return shard_name(ref.job_id, ref.batch, job.options.output_prefix)
+
+
+def _found(job: JobRecord, match: _Row, entry: LedgerEntry | None) -> FoundSample:
     return FoundSample(
         job_id=job.id,
         row=match.row,
         id=match.id,
         user=match.user,
-        shard=entry.shard if entry is not None and there else None,
-        seq=entry.seq if entry is not None and there else None,
+        shard=entry.shard if entry is not None else None,
+        seq=entry.seq if entry is not None else None,
     )

@@ -10,15 +10,18 @@ row.
 from __future__ import annotations
 
 import codecs
+import hashlib
 import json
 import os
 import stat
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from taphouse.store import to_json
 from taphouse.wire import JobOptions
 from taphouse_extractor.errors import InvalidRequest, TooLarge
 from taphouse_extractor.records import MAX_BATCHES, OFFSET, JobRecord, Records, new_job_id
@@ -65,6 +68,7 @@ class Spool:
         rows, index = records.rows_paths(self.job.id)
         self._file, self._buffer, self._written = records.store.create(rows), bytearray(), 0
         self._index, self._offsets = records.store.create(index), bytearray()
+        self._digest = hashlib.sha256(to_json([by.tenant, options.model_dump(mode="json")]))
         records.put_job(self.job)
 
     def feed(self, chunk: bytes) -> None:
@@ -80,18 +84,23 @@ class Spool:
         self._tail += rest
         self._check_length(len(self._tail), self._line + 1)
 
-    def finish(self) -> JobRecord:
-        """The dataset is complete: make it a job. Durable when this returns."""
+    def finish(self, check: Callable[[JobRecord], None] = lambda _: None) -> JobRecord:
+        """The dataset is complete: make it a job. Durable when this returns.
+
+        `check` is asked before, with the job and its digest, and may raise.
+        """
         if self._tail:
             self._take_line(bytes(self._tail))
         if not self._rows:
             raise InvalidRequest("the dataset has no rows", param="body")
         self._offsets += OFFSET.pack(self._written)
         self._flush()
+        self.job = self.job.model_copy(update={"rows": self._rows, "digest": self._digest.hexdigest()})
+        check(self.job)
         self._file.seal()
         self._index.seal()
         self._records.job(self.job.id)  # gone when a feeder took it for abandoned, and its rows with it
-        self.job = self.job.model_copy(update={"rows": self._rows, "spooled": True})
+        self.job = self.job.model_copy(update={"spooled": True})
         self._records.put_job(self.job)
         return self.job
 
@@ -120,6 +129,7 @@ class Spool:
         if self._rows % self.job.options.batch_size == 0:
             self._offsets += OFFSET.pack(self._written)
         self._rows += 1
+        self._digest.update(line + b"\n")
         self._buffer += line + b"\n"
         self._written += len(line) + 1
         if len(self._buffer) >= CHUNK_BYTES:
@@ -140,11 +150,13 @@ class Spool:
         self._offsets.clear()
 
 
-def spool_file(file: BinaryIO, spool: Spool) -> JobRecord:
-    """Spool an open file."""
+def spool_file(
+    file: BinaryIO, spool: Spool, check: Callable[[JobRecord], None] = lambda _: None
+) -> JobRecord:
+    """Spool an open file; `check` as in `Spool.finish`."""
     while chunk := file.read(CHUNK_BYTES):
         spool.feed(chunk)
-    return spool.finish()
+    return spool.finish(check)
 
 
 def open_dataset(path: str, roots: tuple[Path, ...]) -> BinaryIO:

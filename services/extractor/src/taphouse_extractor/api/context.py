@@ -18,6 +18,7 @@ from taphouse_extractor.governor.panel import Panel
 from taphouse_extractor.overview import Overview
 from taphouse_extractor.pulse import Pulse, Watchers
 from taphouse_extractor.records import Records
+from taphouse_extractor.retries import Retries
 from taphouse_extractor.samples import Samples
 from taphouse_extractor.spool import Limits
 
@@ -38,6 +39,7 @@ class Context:
     direct: DirectExtraction
     doctor: Doctor
     governor: Panel
+    retries: Retries
     limits: Limits
     samples: Samples
     dataset_roots: tuple[Path, ...]

@@ -119,5 +119,5 @@ def _hello(here: Context, who: Caller) -> Hello:
         name=who.name,
         role=who.role.value,
         governor=here.governor.enabled,
-        job_actions={state: list(actions) for state, actions in ACTIONS.items()},
+        job_actions={state: [action.value for action in actions] for state, actions in ACTIONS.items()},
     )

@@ -1,14 +1,16 @@
-"""Routes of jobs: enqueue, list, look at, cancel."""
+"""Routes of jobs: enqueue, list, look at, and what may be done to them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -20,9 +22,10 @@ from taphouse_extractor.api.door import Asking
 from taphouse_extractor.api.guards import NDJSON
 from taphouse_extractor.errors import Conflict, InvalidRequest, TooBusy, UnsupportedMedia
 from taphouse_extractor.records import JobRecord
+from taphouse_extractor.repeats import Repeated, Repeats
 from taphouse_extractor.rows import describe
 from taphouse_extractor.spool import Spool, open_dataset, spool_file
-from taphouse_extractor.states import may_cancel
+from taphouse_extractor.states import Action, refusal
 from taphouse_extractor.tokens import Caller
 
 __all__ = ["router"]
@@ -53,9 +56,22 @@ async def enqueue(
     here: Here,
     who: Asking,
     notes: Notes,
+    response: Response,
     *,
     options: Annotated[str, Query(description="JobOptions as JSON; for an uploaded dataset.")] = "{}",
     name: Annotated[str | None, Query(max_length=200)] = None,
+    again: Annotated[
+        bool, Query(description="Make a job although these rows and options were enqueued before.")
+    ] = False,
+    key: Annotated[
+        str | None,
+        Header(
+            alias="Idempotency-Key",
+            min_length=1,
+            max_length=255,
+            description="A request that is repeated with its key makes no second job: 200, and the first.",
+        ),
+    ] = None,
 ) -> Job:
     """Enqueue a dataset. When this answers, the job is durable: no crash loses it.
 
@@ -67,12 +83,19 @@ async def enqueue(
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     await run_in_threadpool(here.gate.admit)
     await run_in_threadpool(_check_jobs, here, who)
-    if kind == NDJSON:
-        record = await _upload(request, here, who, _parse_options(options), name)
-    elif kind == "application/json":
-        record = await run_in_threadpool(_read_path, here, who, _parse_request(await request.body()))
-    else:
-        raise UnsupportedMedia(f"Content-Type {kind or 'missing'}: send {NDJSON} or application/json")
+    spool = partial(Spool, here.records, here.limits, by=who)
+    try:
+        with Repeats(here.records, who.name, key, again=again) as repeats:
+            if kind == NDJSON:
+                record = await _upload(request, repeats, partial(spool, _parse_options(options), name))
+            elif kind == "application/json":
+                wanted = _parse_request(await request.body())
+                record = await run_in_threadpool(_read_path, here, repeats, spool, wanted)
+            else:
+                raise UnsupportedMedia(f"Content-Type {kind or 'missing'}: send {NDJSON} or application/json")
+    except Repeated as repeated:
+        record, response.status_code = repeated.job, 200
+        response.headers["Idempotent-Replayed"] = "true"
     notes |= {"job": record.id, "rows": record.rows}
     log.info("enqueued: %d rows in %d batches", record.rows, record.batches, extra={"job": record.id})
     return await run_in_threadpool(here.overview.job, record.id)
@@ -93,11 +116,52 @@ def get_job(here: Here, job_id: str) -> Job:
 @router.post("/v1/jobs/{job_id}/cancel")
 def cancel(here: Here, job_id: str) -> Job:
     """Cancel a job: sealed shards stay, rows that have no outcome are skipped. Twice is once."""
-    job = here.overview.job(job_id)
-    if not may_cancel(job.state):
-        raise Conflict(f"job {job_id} is {job.state.value} already", param="job_id")
+    _check_action(here, job_id, Action.CANCEL)
     here.records.cancel(job_id)
     return here.overview.job(job_id)
+
+
+@router.post("/v1/jobs/{job_id}/pause")
+def pause(here: Here, job_id: str) -> Job:
+    """Pause a job: batches that run end, no other begins until it is resumed. Twice is once."""
+    _check_action(here, job_id, Action.PAUSE)
+    here.records.pause(job_id)
+    return here.overview.job(job_id)
+
+
+@router.post("/v1/jobs/{job_id}/resume")
+def resume(here: Here, job_id: str) -> Job:
+    """Let a paused job go on. Twice is once."""
+    _check_action(here, job_id, Action.RESUME)
+    here.records.resume(job_id)
+    return here.overview.job(job_id)
+
+
+@router.post("/v1/jobs/{job_id}/retry")
+def retry(here: Here, job_id: str) -> Job:
+    """Try the rows that failed again, in new batches of the same job; skipped rows stay skipped."""
+    _check_action(here, job_id, Action.RETRY)
+    here.retries.retry(here.records.job(job_id))
+    return here.overview.job(job_id)
+
+
+@router.get(
+    "/v1/jobs/{job_id}/failures",
+    response_class=StreamingResponse,
+    responses={200: {"content": {NDJSON: {}}, "description": "A RowFailure a line"}},
+)
+def failures(here: Here, job_id: str) -> StreamingResponse:
+    """All rows that made no sample, as JSONL: failed and skipped ones, without those that are tried again."""
+    here.records.job(job_id)
+    lines = (failure.model_dump_json() + "\n" for failure in here.retries.failures(job_id))
+    return StreamingResponse(lines, media_type=NDJSON)
+
+
+def _check_action(here: Context, job_id: str, action: Action) -> None:
+    job = here.overview.job(job_id)
+    why = refusal(action, job.state, job.failed)
+    if why is not None:
+        raise Conflict(f"job {job_id}: {why}", param="job_id")
 
 
 def _check_jobs(here: Context, who: Caller) -> None:
@@ -130,18 +194,18 @@ def _check_name(name: str | None) -> None:
         raise InvalidRequest("name: holds characters that can't be printed", param="name")
 
 
-async def _upload(
-    request: Request, here: Context, who: Caller, options: JobOptions, name: str | None
-) -> JobRecord:
+async def _upload(request: Request, repeats: Repeats, make: Callable[[], Spool]) -> JobRecord:
     """Spool the body as it arrives; whatever ends it early leaves no job."""
-    spool = await run_in_threadpool(Spool, here.records, here.limits, options, name, by=who)
+    spool = await run_in_threadpool(make)
     chunks = request.stream()
     try:
+        await run_in_threadpool(repeats.begin, spool.job.id)
         async for chunk in chunks:
             await run_in_threadpool(spool.feed, chunk)
-        return await run_in_threadpool(spool.finish)
+        return await run_in_threadpool(spool.finish, repeats.check)
     except BaseException:
         await run_in_threadpool(spool.abort)
+        await run_in_threadpool(repeats.drop)
         await _drain(chunks)
         raise
 
@@ -157,11 +221,13 @@ async def _drain(chunks: AsyncIterator[bytes]) -> None:
                     return
 
 
-def _read_path(here: Context, who: Caller, wanted: JobRequest) -> JobRecord:
+def _read_path(here: Context, repeats: Repeats, make: Callable[..., Spool], wanted: JobRequest) -> JobRecord:
     with open_dataset(wanted.path, here.dataset_roots) as file:
-        spool = Spool(here.records, here.limits, wanted.options, wanted.name, by=who)
+        spool = make(wanted.options, wanted.name)
         try:
-            return spool_file(file, spool)
+            repeats.begin(spool.job.id)
+            return spool_file(file, spool, repeats.check)
         except BaseException:
             spool.abort()
+            repeats.drop()
             raise
