@@ -58,8 +58,8 @@ def test_a_batch_over_its_time_is_stopped_and_given_up_at_last(cluster: Cluster)
         "TAPHOUSE_EXTRACTOR_BACKOFF_BASE_S": "0.1",
     }
     cluster.start(delay_s=60.0)
-    done = cluster.wait_done(cluster.enqueue(8, batch_size=8).id)
-    assert (done.state.value, done.failed, done.succeeded) == ("failed", 8, 0)
+    done = cluster.wait_done(cluster.enqueue(2, batch_size=2).id)
+    assert (done.state.value, done.failed, done.succeeded, done.batches.finished) == ("failed", 2, 0, 3)
     assert "given up after 2 runs" in done.failures[0].reason
     assert "JobTimeoutException" in done.failures[0].reason
     assert cluster.ledger.head() == 0
