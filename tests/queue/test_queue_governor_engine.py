@@ -16,7 +16,7 @@ from tests.queue.test_queue_engine import capturing, vllm
 
 from taphouse.wire import Governor, GovernorMode
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 STREAMS = 4
 
 
