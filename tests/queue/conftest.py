@@ -163,10 +163,10 @@ class Cluster:
         assert job.succeeded + job.failed + job.skipped == job.rows
         return job
 
-    def sample_ids(self) -> list[str]:
+    def sample_ids(self, after: int = 0) -> list[str]:
         """Ids of all samples, in the ledger's order: a sample that was doubled stands twice."""
         ids = []
-        for entry in self.ledger.entries():
+        for entry in self.ledger.entries(after):
             with open_shard(self.store.local_path(entry.path), sha256=entry.sha256) as shard:
                 ids += [sample.id for sample in shard]
         return ids

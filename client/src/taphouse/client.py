@@ -54,6 +54,7 @@ from taphouse.wire import (
     RowFailure,
     ShardList,
 )
+from taphouse.wire_retention import Pruned, PruneRequest
 from taphouse.wire_samples import SampleQuery, SamplesDeleted, SamplesFound
 
 __all__ = ["Taphouse"]
@@ -255,6 +256,12 @@ class Taphouse:
         body = query.model_dump(exclude_none=True)
         answer = self._send("POST", "/v1/samples/delete", json=body, timeout=self._extract_timeout)
         return _parse(answer, SamplesDeleted)
+
+    def prune_shards(self, request: PruneRequest) -> Pruned:
+        """Take shards away that consumers have acknowledged, or more by force."""
+        body = request.model_dump(exclude_none=True)
+        answer = self._send("POST", "/v1/shards/prune", json=body, timeout=self._extract_timeout)
+        return _parse(answer, Pruned)
 
     def health(self) -> Health:
         """Whether the service answers at all."""

@@ -324,6 +324,9 @@ class Consumer(BaseModel):
 
     name: str
     cursor: int | None = None
+    acknowledged: int | None = Field(
+        default=None, description="Ledger entries that it will not read again, however it goes on."
+    )
     lag: int | None = Field(default=None, description="Ledger entries it has not reached.")
     epoch: float | None = None
     step: int | None = None

@@ -36,6 +36,7 @@ from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.progress import Progress
 from taphouse_extractor.pulse import Pulse, Watchers
 from taphouse_extractor.records import BatchRef, JobRecord, Records
+from taphouse_extractor.retention import Retention, RetentionPolicy
 from taphouse_extractor.retries import Retries
 from taphouse_extractor.samples import Samples
 from taphouse_extractor.spool import Limits, Spool
@@ -271,6 +272,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
             retries=Retries(bench.records),
             limits=Limits(100_000, max_rows, 5_000),
             samples=Samples(bench.records, bench.ledger, bench.overview.settled),
+            retention=Retention(bench.records, bench.ledger, RetentionPolicy()),
             dataset_roots=(datasets,),
             pulse=pulse,
             watchers=Watchers(most_watchers),

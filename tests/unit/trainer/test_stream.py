@@ -280,3 +280,20 @@ def test_a_held_out_reference_names_no_other_sample_after_a_rewrite(tmp_path: Pa
     assert [drawn.sample.id for drawn in world.stream().held_out_samples()] == ["0-0"]
     world.held_out = HeldOut(0.0, 8, [(1, 0)])
     assert list(world.stream().held_out_samples()) == []
+
+
+@pytest.mark.parametrize(
+    ("epochs", "position", "acknowledged"),
+    [
+        (1, Position(0, 0, 3, 2), 3),
+        (2, Position(0, 0, 3, 2), 0),
+        (2, Position(1, 4, 3, 0), 0),
+        (2, Position(1, 4, 4, 0), 4),
+        (2, Position(1, 4, 6, 1), 6),
+        (None, Position(7, 4, 6, 1), 0),
+    ],
+)
+def test_acknowledged_is_what_no_later_pass_reads(
+    tmp_path: Path, epochs: int | None, position: Position, acknowledged: int
+) -> None:
+    assert World(tmp_path).stream(epochs=epochs).acknowledged(position) == acknowledged

@@ -14,10 +14,20 @@ from taphouse.cli.units import count, ratio, size
 
 if TYPE_CHECKING:
     from taphouse.shards import Report, ShardHeader
+    from taphouse.wire_retention import Pruned
 
-__all__ = ["header_view", "report_document", "reports_table"]
+__all__ = ["header_view", "pruned_view", "report_document", "reports_table"]
 
 FINDINGS_SHOWN = 5
+
+
+def pruned_view(pruned: Pruned) -> RenderableType:
+    """What was taken away, or would be, and what kept the rest."""
+    done = "would be deleted: give --yes to delete them" if pruned.dry_run else "deleted"
+    facts: list[tuple[str, RenderableType]] = [
+        ("shards", f"{count(pruned.shards)} of {size(pruned.bytes)} {done}")
+    ]
+    return facts_grid([*facts, ("the next", plain(pruned.held))] if pruned.held else facts)
 
 
 def header_view(path: Path, header: ShardHeader, limit: int) -> RenderableType:

@@ -23,7 +23,7 @@ SUFFIX = ".safetensors"
 
 app = typer.Typer(
     cls=DefaultCommand,
-    help="List shards (`shards`), fetch (`get`), check (`verify`) or look inside files (`show`).",
+    help="List shards (`shards`), fetch (`get`), delete (`prune`), check (`verify`) or show (`show`) them.",
 )
 
 
@@ -116,6 +116,28 @@ def _make_directory(path: Path) -> None:
         raise UsageProblem(
             f"the directory {path} can't be made: {error.strerror}", "give another place with --out"
         ) from error
+
+
+@app.command("prune")
+@with_session()
+def prune(
+    session: Session,
+    older_than: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="HOURS", help="Only those sealed so long ago.", show_default=False),
+    ] = None,
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Also what consumers still need.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; there is no way back.")] = False,
+) -> None:
+    """Delete shards that every consumer has acknowledged. Without --yes: only say how many. An admin's."""
+    from taphouse.cli import render_shard
+    from taphouse.wire_retention import PruneRequest
+
+    seconds = None if older_than is None else older_than * 3600
+    with session.client() as client:
+        pruned = client.prune_shards(PruneRequest(older_than_s=seconds, force=force, dry_run=not yes))
+    session.show(pruned, lambda: render_shard.pruned_view(pruned))
 
 
 @app.command("verify")

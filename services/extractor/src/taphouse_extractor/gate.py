@@ -14,7 +14,7 @@ __all__ = ["Gate"]
 class Gate:
     """Looks at the store's free disk (at least `min_free_bytes` must be left), the engine and the operator.
 
-    `stopped` says why the operator stopped extraction, or None; it never raises.
+    `stopped` says why the operator stopped extraction, `backlog` why consumers must catch up first, or None.
     """
 
     def __init__(
@@ -23,9 +23,10 @@ class Gate:
         monitor: EngineMonitor,
         min_free_bytes: int,
         stopped: Callable[[], str | None] = lambda: None,
+        backlog: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._store, self._monitor, self._min_free_bytes = store, monitor, min_free_bytes
-        self._stopped = stopped
+        self._stopped, self._backlog = stopped, backlog
 
     def disk_problem(self) -> str | None:
         """Why nothing may be written now, or None."""
@@ -36,7 +37,7 @@ class Gate:
 
     def paused(self) -> str | None:
         """Why no batch may be queued now, or None."""
-        return self.disk_problem() or self._monitor.problem() or self._stopped()
+        return self.disk_problem() or self._monitor.problem() or self._stopped() or self._backlog()
 
     def admit(self) -> None:
         """Raise `NotAccepting` when no new dataset or extraction may be taken."""

@@ -29,37 +29,37 @@ from taphouse.store import LocalStore
 from taphouse_extractor import __version__
 from taphouse_extractor.api import Context, create_app
 from taphouse_extractor.api.audit import write_to
+from taphouse_extractor.backlog import Backlog
 from taphouse_extractor.direct import DirectExtraction, DirectLimits
 from taphouse_extractor.doctor import Doctor
-from taphouse_extractor.engine import Engine
 from taphouse_extractor.errors import MissingExtra
 from taphouse_extractor.feeder import Feeder, FeederLimits
 from taphouse_extractor.gate import Gate
 from taphouse_extractor.governor.loop import Governor
-from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.panel import Panel
-from taphouse_extractor.governor.verdicts import Bounds
 from taphouse_extractor.jobs import BatchQueue, run_worker
-from taphouse_extractor.leases import Leases, connect, keep_renewing
+from taphouse_extractor.leases import connect, keep_renewing
 from taphouse_extractor.monitor import EngineMonitor
 from taphouse_extractor.overview import Overview
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.progress import Progress
 from taphouse_extractor.pulse import Pulse, Watchers
 from taphouse_extractor.records import BatchRef, Records
+from taphouse_extractor.retention import Retention, RetentionPolicy
 from taphouse_extractor.retries import Retries
 from taphouse_extractor.samples import Samples
 from taphouse_extractor.settings import Settings
 from taphouse_extractor.spool import Limits
 from taphouse_extractor.tracing import tracer_to
+from taphouse_extractor.wiring import bounds_of, engine_of, leases_of, memory_of
 from taphouse_extractor.worker import Backoff, BatchRunner, Links
 
 __all__ = ["build_api", "main", "work"]
 
 PRESENCE_TTL_S = 20.0
 LEASE_AFTER_TIMEOUT_S = 30.0
-GOVERNOR_LEASE_S = 5.0
 WATCHED_JOBS = 100
+RETENTION_EVERY_S = 30.0
 
 
 def build_api(settings: Settings) -> FastAPI:
@@ -67,14 +67,17 @@ def build_api(settings: Settings) -> FastAPI:
     store = LocalStore(settings.store)
     records, ledger = Records(store), Ledger(store)
     progress = Progress(records)
-    engine, leases = _engine(settings), _leases(settings)
+    engine, leases = engine_of(settings), leases_of(settings)
     pipeline = Pipeline(records, ledger, engine, settings.engine_concurrency)
     url = settings.redis()
     queue = BatchQueue(connect(url, text=False), settings.queue_name, timeout_s=settings.batch_timeout_s)
     monitor = EngineMonitor(engine)
-    memory = _memory(settings)
+    memory = memory_of(settings)
     panel = Panel(memory, enabled=settings.governor)
-    gate = Gate(store, monitor, settings.min_free_bytes, panel.stopped)
+    backlog = Backlog(store, ledger, settings.max_unconsumed_bytes)
+    policy = RetentionPolicy(settings.retention, settings.retention_age_s)
+    retention = Retention(records, ledger, policy)
+    gate = Gate(store, monitor, settings.min_free_bytes, panel.stopped, backlog.problem)
     overview = Overview(
         progress=progress,
         store=store,
@@ -125,6 +128,7 @@ def build_api(settings: Settings) -> FastAPI:
         retries=Retries(records),
         limits=Limits(settings.max_upload_bytes, settings.max_rows, settings.max_row_bytes),
         samples=Samples(records, ledger, overview.settled),
+        retention=retention,
         dataset_roots=settings.dataset_roots,
         pulse=pulse,
         watchers=Watchers(),
@@ -132,7 +136,7 @@ def build_api(settings: Settings) -> FastAPI:
     )
 
     governor = Governor(
-        engines=[engine], memory=memory, bounds=_bounds(settings), ttl_s=settings.governor_ttl_s
+        engines=[engine], memory=memory, bounds=bounds_of(settings), ttl_s=settings.governor_ttl_s
     )
 
     @asynccontextmanager
@@ -143,6 +147,9 @@ def build_api(settings: Settings) -> FastAPI:
             threading.Thread(target=feeder.run, args=(stop, settings.feeder_interval_s), name="feeder"),
             threading.Thread(target=pulse.run, args=(stop,), name="pulse"),
         ]
+        if settings.retention != "keep":
+            every = RETENTION_EVERY_S
+            threads.append(threading.Thread(target=retention.run, args=(stop, every), name="retention"))
         if settings.governor:
             every = settings.governor_tick_s
             threads.append(threading.Thread(target=governor.run, args=(stop, every), name="governor"))
@@ -175,11 +182,11 @@ def work(settings: Settings) -> None:
 
     @contextmanager
     def open_links() -> Iterator[Links]:
-        with _engine(settings) as engine:
+        with engine_of(settings) as engine:
             pipeline = Pipeline(records, Ledger(records.store), engine, settings.engine_concurrency)
-            yield Links(_leases(settings), pipeline, tracer_to(settings.otlp_endpoint))
+            yield Links(leases_of(settings), pipeline, tracer_to(settings.otlp_endpoint))
 
-    leases = _leases(settings)
+    leases = leases_of(settings)
     runner = BatchRunner(
         name,
         open_links,
@@ -270,45 +277,6 @@ class _Server(uvicorn.Server):
         """On SIGTERM and SIGINT."""
         self._leaving.set()
         super().handle_exit(sig, frame)
-
-
-def _engine(settings: Settings) -> Engine:
-    return Engine(
-        settings.engine_url,
-        slice_dir=settings.slice_dir,
-        key=settings.engine_bearer(),
-        timeout_s=settings.engine_timeout_s,
-        patience_s=settings.engine_patience_s,
-    )
-
-
-def _leases(settings: Settings) -> Leases:
-    client = connect(settings.redis())
-    return Leases(client, prefix=f"taphouse:{settings.queue_name}", ttl_s=settings.lease_ttl_s)
-
-
-def _memory(settings: Settings) -> Memory:
-    client = connect(settings.redis())
-    ttl_s = max(GOVERNOR_LEASE_S, 4 * settings.governor_tick_s)
-    return Memory(client, prefix=f"taphouse:{settings.queue_name}", ttl_s=ttl_s)
-
-
-def _bounds(settings: Settings) -> Bounds:
-    itl, ttft = settings.governor_itl_slo_ms, settings.governor_ttft_slo_ms
-    return Bounds(
-        tolerance=settings.governor_tolerance,
-        itl_slo_s=None if itl is None else itl / 1000,
-        ttft_slo_s=None if ttft is None else ttft / 1000,
-        start_ms=min(settings.governor_start_ms, settings.governor_max_ms),
-        step_ms=settings.governor_step_ms,
-        floor_ms=settings.governor_floor_ms,
-        max_ms=settings.governor_max_ms,
-        trip_factor=settings.governor_trip_factor,
-        hold_s=settings.governor_hold_s,
-        half_life_s=settings.governor_half_life_s,
-        window_s=settings.governor_window_s,
-        min_samples=settings.governor_min_samples,
-    )
 
 
 if __name__ == "__main__":

@@ -74,10 +74,14 @@ class Pipeline:
             facts = self._shard(job, ref, failures, clock)
         except EngineChanged as error:
             return self.fail(job, ref, str(error), kind=error_code(error), fatal=True)
+        gone = None
         if facts is not None:
             with clock.stage("ledger"):
-                self._ledger.append(facts)
-        return self._record(job, ref, facts, failures, clock.seconds)
+                gone = self._ledger.append(facts).gone
+        outcome = self._record(job, ref, facts, failures, clock.seconds)
+        if facts is not None and gone is not None:  # another run's shard was consumed and taken away since
+            self._records.store.delete(facts.path)
+        return outcome
 
     def _shard(
         self, job: JobRecord, ref: BatchRef, failures: dict[int, RowFailure], clock: StageClock

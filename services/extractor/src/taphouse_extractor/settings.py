@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, SecretStr, model_validator
@@ -113,6 +114,15 @@ class Settings(BaseSettings):
     min_free_bytes: int = Field(
         default=GIB, ge=0, description="Extraction pauses when the store has less free."
     )
+    max_unconsumed_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Extraction pauses at so many bytes of shards no consumer's cursor has passed; 0: never.",
+    )
+    retention: Literal["keep", "consumed", "age"] = Field(
+        default="keep", description="Shards are kept, or deleted once consumed, or at an age."
+    )
+    retention_age_s: float = Field(default=7 * 86400.0, gt=0, description="That age.")
 
     governor: bool = Field(
         default=True, description="Govern what extraction may use by production's latency."

@@ -112,7 +112,8 @@ class Trainer:
         """Write a checkpoint, unless this step already has one."""
         state.held_out = list(self.held_out.references)
         if not self.interval.done_at(state.step):
-            self.progress.saved(state.step, self.checkpoints.save(state, self.draft, self.optimizer))
+            path = self.checkpoints.save(state, self.draft, self.optimizer)
+            self.progress.saved(state.step, path, self.stream.acknowledged(state.position))
         self.interval.mark(state.step)
 
     def _pack(self, drawn: list[Drawn]) -> Batch:

@@ -158,7 +158,8 @@ def _begin(settings: Settings, verifier: Verifier, trainer: Trainer, stored: Sto
     else:
         state = TrainingState(trainer.draft.shape.layers, settings.pinned(), verifier.config_sha256)
         trainer.save(state)
-    trainer.progress.resumed(state.step, state.samples, state.tokens, state.position)
+    acknowledged = trainer.stream.acknowledged(state.position)
+    trainer.progress.resumed(state.step, state.samples, state.tokens, state.position, acknowledged)
     return state
 
 

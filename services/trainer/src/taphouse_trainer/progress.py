@@ -95,8 +95,9 @@ class Progress:
         self._written_at = self._logged_at = -_LOG_EVERY_S
         self._last_step_at = time.monotonic()
         self._record: dict[str, Any] = {
-            "name": name, "phase": "starting", "pid": os.getpid(), "cursor": 0, "epoch": 0, "step": 0,
-            "samples": 0, "tokens": 0, "loss": None, "accuracy": None, "held_out_loss": None, "ended": None,
+            "name": name, "phase": "starting", "pid": os.getpid(), "cursor": 0, "acknowledged": 0,
+            "epoch": 0, "step": 0, "samples": 0, "tokens": 0, "loss": None, "accuracy": None,
+            "held_out_loss": None, "ended": None,
         }  # fmt: skip
 
     def health(self) -> dict[str, Any]:
@@ -114,7 +115,7 @@ class Progress:
         """A turn of waiting for shards."""
         self._publish()
 
-    def resumed(self, step: int, samples: int, tokens: int, position: Position) -> None:
+    def resumed(self, step: int, samples: int, tokens: int, position: Position, acknowledged: int) -> None:
         """Training goes on from a checkpoint; the log is cut back to it."""
         self._steps.cut_back(step)
         self._record.update(
@@ -122,6 +123,7 @@ class Progress:
             samples=samples,
             tokens=tokens,
             cursor=position.cursor,
+            acknowledged=acknowledged,
             epoch=position.epoch,
             checkpoint=step,
         )
@@ -190,9 +192,9 @@ class Progress:
         )
         self._last_step_at = time.monotonic()
 
-    def saved(self, step: int, path: Path) -> None:
-        """A checkpoint was written."""
-        self._record.update(checkpoint=step, checkpoint_path=str(path))
+    def saved(self, step: int, path: Path, acknowledged: int) -> None:
+        """A checkpoint was written: who resumes from it needs none of the first ``acknowledged`` entries."""
+        self._record.update(checkpoint=step, checkpoint_path=str(path), acknowledged=acknowledged)
         self._metrics.checkpoint_step.set(step)
         log.info("step %d: saved %s", step, path, extra={"step": step})
         self._last_step_at = time.monotonic()

@@ -147,6 +147,10 @@ class ShardStream:
                 yield batch
                 batch = []
 
+    def acknowledged(self, position: Position) -> int:
+        """How many of the first ledger entries nothing is trained on any more after ``position``."""
+        return position.visited if self._is_last(position) and position.visited >= position.head else 0
+
     def count_tokens(self, counts: TokenCounts, enough: int) -> bool:
         """Count the tokens of landed training samples until ``enough`` trained ones were seen.
 

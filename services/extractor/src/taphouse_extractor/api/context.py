@@ -18,6 +18,7 @@ from taphouse_extractor.governor.panel import Panel
 from taphouse_extractor.overview import Overview
 from taphouse_extractor.pulse import Pulse, Watchers
 from taphouse_extractor.records import Records
+from taphouse_extractor.retention import Retention
 from taphouse_extractor.retries import Retries
 from taphouse_extractor.samples import Samples
 from taphouse_extractor.spool import Limits
@@ -42,6 +43,7 @@ class Context:
     retries: Retries
     limits: Limits
     samples: Samples
+    retention: Retention
     dataset_roots: tuple[Path, ...]
     pulse: Pulse
     watchers: Watchers

@@ -60,6 +60,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("POST", "/v1/samples/delete"): Rule(Role.ADMIN, wide=True),
     ("GET", "/v1/shards"): Rule(Role.READ),
     ("GET", "/v1/shards/{name}"): Rule(Role.READ),
+    ("POST", "/v1/shards/prune"): Rule(Role.ADMIN, wide=True),
 }
 
 

@@ -12,6 +12,7 @@ from fastapi.responses import FileResponse
 
 from taphouse.ledger import LedgerEntry
 from taphouse.wire import ShardInfo, ShardList
+from taphouse.wire_retention import Pruned, PruneRequest
 from taphouse_extractor.api.context import Context, Here
 from taphouse_extractor.api.door import Asking, sees_job
 from taphouse_extractor.errors import NotFound
@@ -63,13 +64,20 @@ def download(here: Here, name: str) -> FileResponse:
     """The file of a shard. `Range` is honoured; X-Taphouse-SHA256 is that of the whole file."""
     entry = here.shard(name)
     if entry is None or not here.store.exists(entry.path):
-        raise NotFound(f"there is no shard {name!r:.120}", param="name")
+        why = f" any more: {entry.gone}" if entry is not None and entry.gone else ""
+        raise NotFound(f"there is no shard {name!r:.120}{why}", param="name")
     return FileResponse(
         here.store.local_path(entry.path),
         media_type="application/octet-stream",
         filename=name,
         headers={"X-Taphouse-SHA256": entry.sha256},
     )
+
+
+@router.post("/v1/shards/prune")
+def prune(here: Here, request: PruneRequest) -> Pruned:
+    """Take away shards that all consumers have acknowledged, or more by force. Their entries say so."""
+    return here.retention.prune(request)
 
 
 def _info(entry: LedgerEntry) -> ShardInfo:

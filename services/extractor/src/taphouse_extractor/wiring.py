@@ -1,0 +1,56 @@
+"""Objects made of settings alone, for both processes."""
+
+from __future__ import annotations
+
+from taphouse_extractor.engine import Engine
+from taphouse_extractor.governor.memory import Memory
+from taphouse_extractor.governor.verdicts import Bounds
+from taphouse_extractor.leases import Leases, connect
+from taphouse_extractor.settings import Settings
+
+__all__ = ["bounds_of", "engine_of", "leases_of", "memory_of"]
+
+GOVERNOR_LEASE_S = 5.0
+
+
+def engine_of(settings: Settings) -> Engine:
+    """The engine of the settings."""
+    return Engine(
+        settings.engine_url,
+        slice_dir=settings.slice_dir,
+        key=settings.engine_bearer(),
+        timeout_s=settings.engine_timeout_s,
+        patience_s=settings.engine_patience_s,
+    )
+
+
+def leases_of(settings: Settings) -> Leases:
+    """Leases in the settings' Redis."""
+    client = connect(settings.redis())
+    return Leases(client, prefix=f"taphouse:{settings.queue_name}", ttl_s=settings.lease_ttl_s)
+
+
+def memory_of(settings: Settings) -> Memory:
+    """The governor's memory in it."""
+    client = connect(settings.redis())
+    ttl_s = max(GOVERNOR_LEASE_S, 4 * settings.governor_tick_s)
+    return Memory(client, prefix=f"taphouse:{settings.queue_name}", ttl_s=ttl_s)
+
+
+def bounds_of(settings: Settings) -> Bounds:
+    """What the governor holds to."""
+    itl, ttft = settings.governor_itl_slo_ms, settings.governor_ttft_slo_ms
+    return Bounds(
+        tolerance=settings.governor_tolerance,
+        itl_slo_s=None if itl is None else itl / 1000,
+        ttft_slo_s=None if ttft is None else ttft / 1000,
+        start_ms=min(settings.governor_start_ms, settings.governor_max_ms),
+        step_ms=settings.governor_step_ms,
+        floor_ms=settings.governor_floor_ms,
+        max_ms=settings.governor_max_ms,
+        trip_factor=settings.governor_trip_factor,
+        hold_s=settings.governor_hold_s,
+        half_life_s=settings.governor_half_life_s,
+        window_s=settings.governor_window_s,
+        min_samples=settings.governor_min_samples,
+    )
