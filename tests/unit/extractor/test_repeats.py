@@ -11,7 +11,7 @@ from tests.unit.extractor.test_api import Serve
 from taphouse.errors import ApiError, BadRequest
 from taphouse.wire import JobOptions
 from taphouse_extractor.errors import Conflict
-from taphouse_extractor.records import BatchRef
+from taphouse_extractor.records import BatchRef, JobRecord
 from taphouse_extractor.repeats import Repeats
 from taphouse_extractor.spool import Limits, Spool
 
@@ -76,6 +76,30 @@ def test_a_request_that_died_gives_its_key_to_the_next(serve: Serve) -> None:
             other.begin("j20260101000000-00000000")
     job = service.client.enqueue(A, key="mine")
     assert [found.id for found in service.client.jobs()] == [job.id] and job.id != dead.job.id
+
+
+def test_an_upload_that_died_before_its_job_was_made_blocks_nobody(serve: Serve) -> None:
+    service = serve()
+    records = service.bench.records
+    dead = Spool(records, Limits(1000, 100, 100), JobOptions(), None)
+    dead.feed(A[0])
+
+    def die(job: JobRecord) -> None:
+        with Repeats(records, "token", None, again=False) as repeats:
+            repeats.check(job)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        dead.finish(die)
+    assert service.client.enqueue(A).id != dead.job.id
+
+
+def test_a_key_is_answered_although_its_token_may_have_no_more_jobs(serve: Serve) -> None:
+    service = serve(max_jobs=1)
+    first = service.client.enqueue(A, key="mine")
+    assert service.client.enqueue(A, key="mine").id == first.id
+    with pytest.raises(ApiError, match="unfinished jobs already"):
+        service.client.enqueue(B, key="other")
 
 
 def test_failures_are_listed_and_tried_again(serve: Serve) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain, groupby
 
@@ -46,6 +47,8 @@ __all__ = ["Pipeline", "pin_of", "to_sample"]
 
 log = logging.getLogger(__name__)
 LOST = "made no sample when its batch was sealed; a worker that died since knew why"
+LOCKS = 16
+"""Lock files of a job: batches share them, so that a job of many batches leaves few."""
 
 
 class Pipeline:
@@ -68,6 +71,8 @@ class Pipeline:
         if known is not None:
             return known
         job = self._records.job(ref.job_id)
+        if self._moved(ref):  # whoever moved its rows died before saying so
+            return self._put_moved(ref, len(self._numbers(job, ref)))
         failures: dict[int, RowFailure] = {}
         clock = StageClock(waited_s)
         try:
@@ -103,9 +108,9 @@ class Pipeline:
                     added += 1
                 except InvalidSample as error:
                     failures[row.row] = _failure(row, error.detail, error_code(error))
-            if self._records.outcome(ref) is not None:
-                raise JobCancelled(f"batch {ref} was decided while it ran")
-            with clock.stage("seal"):
+            with self._deciding(ref), clock.stage("seal"):
+                if self._records.outcome(ref) is not None or self._moved(ref):
+                    raise JobCancelled(f"batch {ref} was decided while it ran")
                 return writer.seal() if added else None
 
     def _samples(
@@ -201,22 +206,34 @@ class Pipeline:
     def give_up(self, job: JobRecord, ref: BatchRef, reason: str) -> Outcome:
         """End a batch whose runs crash: its halves are tried apart, so that one bad row fails alone.
 
-        Nobody may be running it. A batch whose shard is sealed is recorded as it is.
+        A run of it that lives on seals nothing afterwards. A sealed shard is recorded as it is.
         """
-        if self._records.store.exists(_shard_path(job, ref)):
-            return self.run(ref)
-        numbers = self._numbers(job, ref)
-        if len(numbers) < 2:
-            return self.fail(job, ref, reason)
-        move = self._moves.add(job, ref.batch, halves(numbers))
-        log.warning("its halves are tried apart, as batches %d to %d", move.first, move.end - 1)
+        with self._deciding(ref):
+            if not self._records.store.exists(_shard_path(job, ref)):
+                numbers = self._numbers(job, ref)
+                if len(numbers) < 2:
+                    return self.fail(job, ref, reason)
+                move = self._moves.add(job, ref.batch, halves(numbers))
+                log.warning("its halves are tried apart, as batches %d to %d", move.first, move.end - 1)
+                return self._put_moved(ref, len(numbers))
+        return self.run(ref)
+
+    def _deciding(self, ref: BatchRef) -> AbstractContextManager[None]:
+        """Held to seal a batch's shard or to move its rows: it is the one or the other."""
+        return self._records.store.lock(f"jobs/{ref.job_id}/locks/{ref.batch % LOCKS}.lock")
+
+    def _moved(self, ref: BatchRef) -> bool:
+        """Whether a batch's rows stand in its halves."""
+        return any(move.of == ref.batch for move in self._moves.of(ref.job_id))
+
+    def _put_moved(self, ref: BatchRef, rows: int) -> Outcome:
         return self._records.put_outcome(
             Outcome(
-                job_id=job.id,
+                job_id=ref.job_id,
                 batch=ref.batch,
-                rows=len(numbers),
+                rows=rows,
                 succeeded=0,
-                moved=len(numbers),
+                moved=rows,
                 finished_at=time.time(),
             )
         )

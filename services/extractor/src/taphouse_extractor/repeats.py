@@ -52,6 +52,11 @@ class Repeats:
     def __exit__(self, *exc: object) -> None:
         self._held.close()
 
+    def made_a_job(self) -> bool:
+        """Whether the key has made a job already: then none is made now."""
+        before = self._job_in(self._key) if self._key and self._records.store.exists(self._key) else None
+        return before is not None and before.spooled
+
     def begin(self, job_id: str) -> None:
         """Claim the key for a new job. Raises `Conflict` while another request with it is under way."""
         if self._key is None:
@@ -86,10 +91,12 @@ class Repeats:
                 f"the idempotency key made job {self._before.id} of other rows or options", param=KEY
             )
         path, claim = f"datasets/{job.digest}.json", {"job_id": job.id}
+        self._held.enter_context(self._records.store.lock(f"{path}.lock"))
         if put_json_new(self._records.store, path, claim):
             return
         before = self._job_in(path)
-        if before is not None and not self._again and not self._records.cancelled(before.id):
+        made = before is not None and before.spooled  # who died before that holds no lock
+        if before is not None and made and not self._again and not self._records.cancelled(before.id):
             raise Conflict(
                 f"these rows were enqueued with the same options before, as job {before.id}; "
                 "again=true enqueues them again",

@@ -82,10 +82,11 @@ async def enqueue(
     _check_name(name)
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     await run_in_threadpool(here.gate.admit)
-    await run_in_threadpool(_check_jobs, here, who)
     spool = partial(Spool, here.records, here.limits, by=who)
     try:
         with Repeats(here.records, who.name, key, again=again) as repeats:
+            if not await run_in_threadpool(repeats.made_a_job):
+                await run_in_threadpool(_check_jobs, here, who)
             if kind == NDJSON:
                 record = await _upload(request, repeats, partial(spool, _parse_options(options), name))
             elif kind == "application/json":
@@ -151,7 +152,7 @@ def retry(here: Here, job_id: str) -> Job:
     responses={200: {"content": {NDJSON: {}}, "description": "A RowFailure a line"}},
 )
 def failures(here: Here, job_id: str) -> StreamingResponse:
-    """All rows that made no sample, as JSONL: failed and skipped ones, without those that are tried again."""
+    """All rows that were tried and made no sample, as JSONL, without those that are tried again."""
     here.records.job(job_id)
     lines = (failure.model_dump_json() + "\n" for failure in here.retries.failures(job_id))
     return StreamingResponse(lines, media_type=NDJSON)
