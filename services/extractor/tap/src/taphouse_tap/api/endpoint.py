@@ -221,13 +221,15 @@ async def read_body(request: Request, limit: int) -> bytes:
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await ``work``; when the caller leaves before it is done, cancel it.
 
+    A caller that is seen to have left gets no answer, though it be done: nobody would take the slices away.
     The body must have been read. Raises: `ClientDisconnect`.
     """
     task = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        await asyncio.sleep(0)  # a starved server sees both at once: the answer, and that the caller left
+        if leaving.done() or not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
