@@ -102,9 +102,7 @@ class Feeder:
         jobs = self._progress.refresh()
         busy = set(view.queued.values()) | taken | running.keys()
         waiting = self._leases.waiting(tries)
-        self._drop_unwanted(
-            view, {job.record.id for job in jobs if job.cancelled or job.paused or job.stopped}
-        )
+        self._drop_unwanted(view, {job.record.id for job in jobs if job.held})
         if self._paused() is not None:
             return 0
         room, fed = self._limits.max_queued - len(view.queued), 0

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 import redis
-from pydantic import ValidationError
 
 from taphouse.errors import StoreError
 from taphouse.ledger import Ledger
-from taphouse.store import Store, read_json
+from taphouse.store import Store
 from taphouse.wire import Batches, Consumer, Governor, Job, JobState, QueueStatus, Worker
+from taphouse_extractor import consumers
 from taphouse_extractor.jobs import BatchQueue
 from taphouse_extractor.leases import Leases
 from taphouse_extractor.monitor import EngineMonitor
@@ -223,13 +223,10 @@ def _sum(batches: list[Batches]) -> Batches:
 def read_consumers(store: Store, head: int) -> list[Consumer]:
     """What trainers say of themselves, with how many ledger entries they have before them."""
     found = []
-    for name in store.list("consumers"):
-        if not name.endswith(".json"):
-            continue
+    for name in consumers.names(store):
         try:
-            said = {"name": name.removesuffix(".json"), **read_json(store, f"consumers/{name}")}
-            consumer = Consumer.model_validate(said)
-        except (StoreError, ValidationError, TypeError):
+            consumer = consumers.read(store, name)
+        except StoreError:
             continue
         lag = None if consumer.cursor is None else max(0, head - consumer.cursor)
         found.append(consumer.model_copy(update={"lag": lag}))

@@ -25,7 +25,6 @@ from taphouse.shards import (
     ShardWriter,
     describe_shard,
     open_shard,
-    shard_name,
     shard_path,
 )
 from taphouse.wire import JobOptions, RowFailure
@@ -92,7 +91,7 @@ class Pipeline:
         self, job: JobRecord, ref: BatchRef, failures: dict[int, RowFailure], clock: StageClock
     ) -> ShardFacts | None:
         """Seal the batch's shard, or find it sealed; None when no row makes a sample."""
-        store, path = self._records.store, _shard_path(job, ref)
+        store, path = self._records.store, shard_path(job.shard_of(ref.batch))
         if store.exists(path):
             return describe_shard(store.local_path(path), path=path)
         samples = clock.waiting("capture", self._samples(job, ref, failures))
@@ -209,7 +208,7 @@ class Pipeline:
         A run of it that lives on seals nothing afterwards. A sealed shard is recorded as it is.
         """
         with self._deciding(ref):
-            if not self._records.store.exists(_shard_path(job, ref)):
+            if not self._records.store.exists(shard_path(job.shard_of(ref.batch))):
                 numbers = self._numbers(job, ref)
                 if len(numbers) < 2:
                     return self.fail(job, ref, reason)
@@ -254,10 +253,6 @@ class Pipeline:
             wanted, place = set(numbers), BatchRef(job_id=job.id, batch=home)
             lines = number_rows(self._records.row_lines(place), first_row=home * size, job_id=job.id)
             yield from (row for row in lines if row.row in wanted)
-
-
-def _shard_path(job: JobRecord, ref: BatchRef) -> str:
-    return shard_path(shard_name(ref.job_id, ref.batch, job.options.output_prefix))
 
 
 def _failure(row: Numbered, reason: str, kind: str, *, skipped: bool = False) -> RowFailure:

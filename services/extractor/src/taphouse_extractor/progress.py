@@ -83,6 +83,11 @@ class JobProgress:
         return self.cancelled_at is not None
 
     @property
+    def held(self) -> bool:
+        """None of its batches may begin now."""
+        return self.cancelled or self.paused or self.stopped
+
+    @property
     def rows_left(self) -> int:
         """Rows without an outcome; none are left of a job that was cancelled or stopped."""
         return (
@@ -93,7 +98,7 @@ class JobProgress:
 
     def pending(self) -> Iterable[BatchRef]:
         """Batches without an outcome, in order; none of a job that may not run."""
-        if self.record.spooled and not (self.cancelled or self.paused or self.stopped):
+        if self.record.spooled and not self.held:
             for batch in range(self.batches):
                 if batch not in self.finished:
                     yield BatchRef(job_id=self.record.id, batch=batch)

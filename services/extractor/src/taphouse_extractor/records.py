@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from taphouse.errors import StoreError
+from taphouse.shards import shard_name
 from taphouse.store import Store, put_json, put_json_new, read_json
 from taphouse.wire import JobOptions, RowFailure
 from taphouse_extractor.errors import NotFound
@@ -77,6 +78,10 @@ class JobRecord(_Record):
     def batches(self) -> int:
         """Number of batches of its dataset; moved rows stand in further ones (`moves.py`)."""
         return -(-self.rows // self.options.batch_size)
+
+    def shard_of(self, batch: int) -> str:
+        """File name of the shard that a batch makes."""
+        return shard_name(self.id, batch, self.options.output_prefix)
 
     def rows_of(self, batch: int) -> range:
         """Row numbers of a batch."""

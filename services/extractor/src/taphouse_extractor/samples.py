@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from taphouse.errors import NotInStore
 from taphouse.ledger import Ledger, LedgerEntry
-from taphouse.shards import ShardFacts, ShardWriter, open_shard, shard_name, shard_path
+from taphouse.shards import ShardFacts, ShardWriter, open_shard, shard_path
 from taphouse.wire_samples import FoundSample, SampleQuery, SamplesDeleted, SamplesFound
 from taphouse_extractor.errors import Conflict
 from taphouse_extractor.moves import Moves
@@ -88,7 +88,7 @@ class Samples:
                         self._forget_failures(ref, ids)
                         samples += taken
                         if taken:
-                            (rewritten if name else removed).append(name or _shard_name(job, ref))
+                            (rewritten if name else removed).append(name or job.shard_of(ref.batch))
                     blank |= {match.row for match in matches}
                 self._blank(job, blank)
                 rows += len(blank)
@@ -135,7 +135,7 @@ class Samples:
 
     def _entry(self, job: JobRecord, ref: BatchRef) -> LedgerEntry | None:
         """The ledger entry of a batch as it stands, None when it made no shard."""
-        first = self._ledger.find(_shard_name(job, ref))
+        first = self._ledger.find(job.shard_of(ref.batch))
         return self._ledger.entry(first.seq) if first is not None else None
 
     def _ids(self, entry: LedgerEntry | None) -> set[str]:
@@ -149,7 +149,7 @@ class Samples:
 
     def _take_out(self, job: JobRecord, ref: BatchRef, ids: set[str]) -> tuple[int, str | None]:
         """Take samples out of a batch's shard: how many, and the new shard's name (None: nothing is left)."""
-        store, original = self._records.store, _shard_name(job, ref)
+        store, original = self._records.store, job.shard_of(ref.batch)
         entry = self._entry(job, ref)
         if entry is None:
             return 0, None
@@ -215,10 +215,6 @@ def _fields(line: bytes) -> dict[str, str | None] | None:
         "own_id": str(own) if isinstance(own, (str, int)) else None,
         "user": str(user) if isinstance(user, (str, int)) else None,
     }
-
-
-def _shard_name(job: JobRecord, ref: BatchRef) -> str:
-    return shard_name(ref.job_id, ref.batch, job.options.output_prefix)
 
 
 def _found(job: JobRecord, match: _Row, entry: LedgerEntry | None) -> FoundSample:
