@@ -7,7 +7,7 @@ from functools import partial
 from tests.queue.conftest import Cluster, wait_for
 
 from taphouse.store import put_json
-from taphouse.wire_retention import PruneRequest
+from taphouse.wire import PruneRequest
 
 
 def test_it_waits_for_a_consumer_and_goes_on(cluster: Cluster) -> None:

@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from taphouse.wire_retention import Pruned
+from taphouse.wire import Pruned
 
 
 @pytest.fixture

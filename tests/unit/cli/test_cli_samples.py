@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from taphouse.wire_samples import FoundSample, SamplesDeleted, SamplesFound
+from taphouse.wire import FoundSample, SamplesDeleted, SamplesFound
 
 FOUND = SamplesFound(
     rows=1200,

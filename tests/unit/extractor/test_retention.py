@@ -14,7 +14,7 @@ from tests.unit.extractor.test_backlog import consumer, sealed
 from taphouse.errors import NotFound, StoreBusy, StoreError
 from taphouse.ledger import Ledger
 from taphouse.store import LocalStore
-from taphouse.wire_retention import PruneRequest
+from taphouse.wire import PruneRequest
 from taphouse_extractor.records import BatchRef, Records
 from taphouse_extractor.retention import Retention, RetentionPolicy
 from taphouse_extractor.samples import LOCK

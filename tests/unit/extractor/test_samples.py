@@ -19,8 +19,7 @@ from taphouse.errors import BadRequest, Conflict
 from taphouse.ledger import Ledger
 from taphouse.shards import open_shard, verify_shard
 from taphouse.store import LocalStore
-from taphouse.wire import JobOptions
-from taphouse.wire_samples import SampleQuery
+from taphouse.wire import JobOptions, SampleQuery
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.records import BatchRef, Records
 from taphouse_extractor.samples import Samples

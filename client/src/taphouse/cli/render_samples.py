@@ -7,7 +7,7 @@ from rich.text import Text
 
 from taphouse.cli.render import facts_grid, plain, table
 from taphouse.cli.units import count
-from taphouse.wire_samples import SamplesDeleted, SamplesFound
+from taphouse.wire import SamplesDeleted, SamplesFound
 
 __all__ = ["deleted_view", "found_table"]
 

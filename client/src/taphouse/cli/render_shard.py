@@ -14,7 +14,7 @@ from taphouse.cli.units import count, ratio, size
 
 if TYPE_CHECKING:
     from taphouse.shards import Report, ShardHeader
-    from taphouse.wire_retention import Pruned
+    from taphouse.wire import Pruned
 
 __all__ = ["header_view", "pruned_view", "report_document", "reports_table"]
 

@@ -10,7 +10,7 @@ from taphouse.cli.exits import UsageProblem
 from taphouse.cli.session import Session, with_session
 
 if TYPE_CHECKING:
-    from taphouse.wire_samples import SampleQuery
+    from taphouse.wire import SampleQuery
 
 __all__ = ["app"]
 
@@ -65,7 +65,7 @@ def delete(
 def _query(ids: list[str] | None, user: str | None, tenant: str | None) -> SampleQuery:
     from pydantic import ValidationError
 
-    from taphouse.wire_samples import SampleQuery
+    from taphouse.wire import SampleQuery
 
     try:
         return SampleQuery(ids=ids or None, user=user, tenant=tenant)

@@ -132,7 +132,7 @@ def prune(
 ) -> None:
     """Delete shards that every consumer has acknowledged. Without --yes: only say how many. An admin's."""
     from taphouse.cli import render_shard
-    from taphouse.wire_retention import PruneRequest
+    from taphouse.wire import PruneRequest
 
     seconds = None if older_than is None else older_than * 3600
     with session.client() as client:

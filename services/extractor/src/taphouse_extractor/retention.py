@@ -18,7 +18,7 @@ from typing import Literal
 
 from taphouse.errors import StoreBusy, TaphouseError
 from taphouse.ledger import Ledger, LedgerEntry
-from taphouse.wire_retention import Pruned, PruneRequest
+from taphouse.wire import Pruned, PruneRequest
 from taphouse_extractor.consumers import registered
 from taphouse_extractor.records import BatchRef, Records
 from taphouse_extractor.samples import LOCK

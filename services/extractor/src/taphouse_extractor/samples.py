@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from taphouse.errors import NotInStore
 from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.shards import ShardFacts, ShardWriter, open_shard, shard_path
-from taphouse.wire_samples import FoundSample, SampleQuery, SamplesDeleted, SamplesFound
+from taphouse.wire import FoundSample, SampleQuery, SamplesDeleted, SamplesFound
 from taphouse_extractor.errors import Conflict
 from taphouse_extractor.moves import Moves
 from taphouse_extractor.records import BatchRef, JobRecord, Records

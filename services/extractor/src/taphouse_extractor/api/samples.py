@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from taphouse.wire_samples import SampleQuery, SamplesDeleted, SamplesFound
+from taphouse.wire import SampleQuery, SamplesDeleted, SamplesFound
 from taphouse_extractor.api.audit import Notes
 from taphouse_extractor.api.context import Here
 

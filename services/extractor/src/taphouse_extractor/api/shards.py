@@ -11,8 +11,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import FileResponse
 
 from taphouse.ledger import LedgerEntry
-from taphouse.wire import ShardInfo, ShardList
-from taphouse.wire_retention import Pruned, PruneRequest
+from taphouse.wire import Pruned, PruneRequest, ShardInfo, ShardList
 from taphouse_extractor.api.context import Context, Here
 from taphouse_extractor.api.door import Asking, sees_job
 from taphouse_extractor.errors import NotFound

@@ -1,20 +1,20 @@
-"""What the API says and hears of single samples: whose they are, where they lie, what was deleted."""
+"""Single samples: whose they are, where they lie, what was deleted."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from taphouse.wire.base import Answer, Request
 
 __all__ = ["FoundSample", "SampleQuery", "SamplesDeleted", "SamplesFound"]
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class SampleQuery(BaseModel):
+class SampleQuery(Request):
     """Which rows: of these ids (a row's own or a sample's), of a `user`, of a `tenant`. One of the three."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     ids: list[Name] | None = Field(default=None, min_length=1, max_length=10_000)
     user: Name | None = Field(default=None, description="What rows have in their field `user`.")
@@ -27,11 +27,7 @@ class SampleQuery(BaseModel):
         return self
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class FoundSample(_Answer):
+class FoundSample(Answer):
     """One row, and the shard that holds its sample; None where it made none, or the shard is gone."""
 
     job_id: str
@@ -42,14 +38,14 @@ class FoundSample(_Answer):
     seq: int | None = None
 
 
-class SamplesFound(_Answer):
+class SamplesFound(Answer):
     """`POST /v1/samples/find`: how many there are, and the first of them."""
 
     rows: int
     samples: list[FoundSample]
 
 
-class SamplesDeleted(_Answer):
+class SamplesDeleted(Answer):
     """`POST /v1/samples/delete`: what was done."""
 
     rows: int = Field(description="Rows that were blanked, so that nothing can extract them again.")

@@ -1,0 +1,69 @@
+"""What a request is made of: a body that is streamed, headers, and one segment of a path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from taphouse.errors import BadRequest
+from taphouse.wire import Row
+
+__all__ = [
+    "CHUNK_BYTES",
+    "Progress",
+    "Source",
+    "as_row",
+    "chunks_of",
+    "keyed",
+    "repeated",
+    "reported",
+    "segment",
+]
+
+CHUNK_BYTES = 1 << 18
+Progress = Callable[[int], None]
+Source = Path | BinaryIO | Iterable[bytes]
+
+
+@contextmanager
+def chunks_of(source: Source) -> Iterator[Iterable[bytes]]:
+    """Open what is to be uploaded, as chunks of bytes."""
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            yield iter(lambda: file.read(CHUNK_BYTES), b"")
+    elif hasattr(source, "read"):
+        yield iter(lambda: source.read(CHUNK_BYTES), b"")
+    else:
+        yield source
+
+
+def reported(chunks: Iterable[bytes], progress: Progress | None) -> Iterator[bytes]:
+    """Tell `progress` the bytes of every chunk that was sent."""
+    for chunk in chunks:
+        yield chunk
+        if progress:
+            progress(len(chunk))
+
+
+def as_row(row: Row | dict[str, Any]) -> Row:
+    """Check a row."""
+    return row if isinstance(row, Row) else Row.model_validate(row)
+
+
+def repeated(again: bool) -> dict[str, str]:
+    """Make the query parameter that allows the same job twice."""
+    return {"again": "true"} if again else {}
+
+
+def keyed(key: str | None) -> dict[str, str]:
+    """Make the header of an idempotency key."""
+    return {} if key is None else {"Idempotency-Key": key}
+
+
+def segment(value: str) -> str:
+    """One path segment: a name can't lead to another route."""
+    if not value or any(c in value for c in "/?#%") or value in (".", ".."):
+        raise BadRequest(f"{value!r} is not a name", status=0)
+    return value
