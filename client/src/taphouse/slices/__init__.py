@@ -57,17 +57,15 @@ from .opt_in import (
     new_tag,
     verify_opt_in,
 )
+from .private import check_private, read_text, write_atomically
 from .start import (
     Claim,
     Start,
-    check_private,
     open_start,
     read_records,
-    read_text,
     release,
     start_id_of,
     sweep_dead_starts,
-    write_atomically,
 )
 from .stream import Stream, encode_stream, parse_stream, stream_parts
 

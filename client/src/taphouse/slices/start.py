@@ -13,9 +13,8 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 from .errors import DirectoryFull, TooManyInFlight, UnsafeDirectory
 from .files import space_error
 from .opt_in import is_tag
+from .private import check_private, locked, make_private, read_text, write_atomically
 from .spares import Spares
 
 _START_PREFIX = "start-"
@@ -79,7 +79,7 @@ class Start:
         claim in full, and `TooManyInFlight` past `max_in_flight` captures that rank 0 has not sealed yet.
         """
         needed = sum(c.nbytes for c in claims)
-        with _locked(self.directory / "admission.lock"):
+        with locked(self.directory / "admission.lock"):
             held = self.claims()
             used = sum(c.nbytes for c in held)
             self.spares.drop(used + needed + self.spares.total() - limit_bytes)
@@ -210,11 +210,11 @@ def open_start(slice_dir: str | os.PathLike[str], instance_id: str) -> Start:
     or open to others, and `ValueError` for an instance id that can't name a directory.
     """
     root = Path(slice_dir)
-    _make_private(root)
+    make_private(root)
     sweep_dead_starts(root)
     directory = root / f"{_START_PREFIX}{start_id_of(instance_id)}"
     for _ in range(100):
-        _make_private(directory)
+        make_private(directory)
         try:
             lock_fd = _hold(directory / "lock")
         except FileNotFoundError:
@@ -261,43 +261,6 @@ def read_records(start_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return [record for _, record in sorted(found, key=lambda pair: pair[0])]
 
 
-def read_text(path: Path) -> str:
-    """Return the text of one of a start's files; a symbolic link in its place raises `OSError`."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
-        return file.read()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` with `text`: readers see the old file or the new one, never half of one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def check_private(path: Path) -> None:
-    """Raise `UnsafeDirectory` unless `path` is a real directory of ours that nobody else can enter."""
-    info = path.lstat()
-    if not stat.S_ISDIR(info.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(info.st_mode) else "not a directory"
-        raise UnsafeDirectory(f"{path} is {kind}; remove it or set another slice directory")
-    if info.st_uid != os.geteuid():
-        raise UnsafeDirectory(f"{path} belongs to user {info.st_uid}, not to us ({os.geteuid()})")
-    if info.st_mode & 0o077:
-        raise UnsafeDirectory(f"{path} is open to others (mode {stat.S_IMODE(info.st_mode):o}); chmod 700 it")
-
-
-def _make_private(path: Path) -> None:
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    check_private(path)
-
-
 def _hold(lock: Path) -> int | None:
     """Take the shared lock; None if a sweeper removed the file in between."""
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -342,15 +305,5 @@ def _remove_if_dead(directory: Path) -> bool:
     else:
         shutil.rmtree(directory, ignore_errors=True)
         return True
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
     finally:
         os.close(fd)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from taphouse import slices
-from taphouse.slices.start import write_atomically
+from taphouse.slices import write_atomically
 from taphouse_tap.api.admission import Admission
 from taphouse_tap.api.collect import Capture, Collector
 from taphouse_tap.api.refusals import Busy, Refusal
