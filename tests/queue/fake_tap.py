@@ -67,7 +67,7 @@ class FakeTap:
 
     def __post_init__(self) -> None:
         self.start = open_start(self.slice_dir, f"fake-{secrets.token_hex(4)}")
-        self._lock = threading.Lock()
+        self._lock, self._running = threading.Lock(), 0
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -107,7 +107,8 @@ class FakeTap:
             "fingerprint_id": fingerprint_id(self.fingerprint),
             "versions": {"vllm": "fake", "tap": "fake"},
             "canary": {"state": "passed"},
-            "in_flight": {"here": 0, "claims": len(self.start.claims())},
+            "dtype": "float32",
+            "in_flight": {"here": self._running, "claims": self._running + len(self.start.claims())},
         }
 
     def capture(self, body: dict[str, Any]) -> Answer:
@@ -128,7 +129,7 @@ class FakeTap:
         layers = tuple(body.get("layers") or self.layers)
         if not set(layers) <= set(self.layers):
             return refuse(422, f"layers: {layers} are not all tapped")
-        time.sleep(self.delay_s)
+        self._wait()
         prompt = list(text.encode())
         generated = [97 + i % 26 for i in range(body["max_tokens"])]
         token_ids = prompt + generated
@@ -157,6 +158,13 @@ class FakeTap:
                 "data": [item],
             },
         )
+
+    def _wait(self) -> None:
+        with self._lock:
+            self._running += 1
+        time.sleep(self.delay_s)
+        with self._lock:
+            self._running -= 1
 
     def _seal(self, token_ids: list[int], prompt_len: int, *, broken: bool) -> dict[str, Any]:
         tag, rows = new_tag(), len(token_ids) - 1

@@ -31,7 +31,8 @@ PROCESSES: list[tuple[str, str, type[BaseSettings]]] = [
     ),
     (
         "Extractor (`taphouse-extractor api`, `taphouse-extractor worker`)",
-        "Options of the same names with dashes.",
+        "Options of the same names with dashes. `ENGINES` is a JSON list that stands in place of "
+        "`ENGINE_URL`, `ENGINE_KEY`, `ENGINE_KEY_FILE` and `SLICE_DIR`: see [engines.md](engines.md).",
         ExtractorSettings,
     ),
     ("Trainer (`taphouse-trainer`)", "Options of the same names with dashes.", TrainerSettings),
@@ -51,9 +52,8 @@ def kind(annotation: Any) -> str:
         )
         name = getattr(get_origin(annotation), "__name__", str(get_origin(annotation)))
         return inner.replace("'", "`") if name == "Literal" else f"{name} of {inner}"
-    return {"Path": "path", "SecretStr": "secret", "AnyHttpUrl": "URL"}.get(
-        annotation.__name__, str(annotation.__name__)
-    )
+    names = {"Path": "path", "SecretStr": "secret", "AnyHttpUrl": "URL", "EngineSettings": "engine (JSON)"}
+    return names.get(annotation.__name__, str(annotation.__name__))
 
 
 def default(field: FieldInfo) -> str:

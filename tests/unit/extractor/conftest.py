@@ -22,15 +22,17 @@ from taphouse.shards import open_shard
 from taphouse.store import LocalStore
 from taphouse.wire import JobOptions
 from taphouse_extractor.api import Context, create_app
+from taphouse_extractor.aside import Aside
 from taphouse_extractor.direct import DirectExtraction, DirectLimits
 from taphouse_extractor.doctor import Doctor
 from taphouse_extractor.engine import Engine
+from taphouse_extractor.engines import Engines
 from taphouse_extractor.gate import Gate
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.panel import Panel
 from taphouse_extractor.jobs import QueueView
 from taphouse_extractor.leases import Tries, Waits
-from taphouse_extractor.monitor import EngineMonitor
+from taphouse_extractor.monitor import Monitors
 from taphouse_extractor.overview import Overview
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.progress import Progress
@@ -45,7 +47,7 @@ from taphouse_extractor.tokens import Tokens
 TOKEN = "a-token"
 
 
-def engine_of(tap: FakeTap, key: str | None = None) -> Engine:
+def engine_of(tap: FakeTap, key: str | None = None, url: str = "http://engine") -> Engine:
     """An engine client whose network is the tap itself."""
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -56,13 +58,18 @@ def engine_of(tap: FakeTap, key: str | None = None) -> Engine:
         return httpx.Response(status, headers=headers, json=out)
 
     return Engine(
-        "http://engine",
+        url,
         slice_dir=tap.slice_dir,
         key=key,
         patience_s=5.0,
         transport=httpx.MockTransport(answer),
         sleep=lambda _: None,
     )
+
+
+def engines_of(*engines: Engine) -> Engines:
+    """These as the settings' engines, with a Redis of their own."""
+    return Engines(engines, Aside(FakeRedis(), prefix="taphouse:test"))
 
 
 @dataclass
@@ -149,6 +156,7 @@ class Bench:
 
     tap: FakeTap
     engine: Engine
+    engines: Engines
     store: LocalStore
     records: Records
     ledger: Ledger
@@ -156,7 +164,7 @@ class Bench:
     progress: Progress
     queue: FakeQueue
     leases: FakeLeases
-    monitor: EngineMonitor
+    monitors: Monitors
     overview: Overview
     memory: Memory
 
@@ -187,10 +195,15 @@ def tap(tmp_path: Path) -> FakeTap:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, tap: FakeTap) -> Bench:
+def engines(tap: FakeTap) -> Engines:
+    return engines_of(engine_of(tap))
+
+
+@pytest.fixture
+def bench(tmp_path: Path, tap: FakeTap, engines: Engines) -> Bench:
     store = LocalStore(tmp_path / "store")
-    records, ledger, engine = Records(store), Ledger(store), engine_of(tap)
-    progress, queue, leases, monitor = Progress(records), FakeQueue(), FakeLeases(), EngineMonitor(engine)
+    records, ledger, engine = Records(store), Ledger(store), engines.each[0]
+    progress, queue, leases, monitors = Progress(records), FakeQueue(), FakeLeases(), Monitors(engines)
     memory = Memory(FakeRedis(), prefix="taphouse:test", ttl_s=5.0)
     overview = Overview(
         progress=progress,
@@ -198,13 +211,14 @@ def bench(tmp_path: Path, tap: FakeTap) -> Bench:
         ledger=ledger,
         queue=queue,  # type: ignore[arg-type]
         leases=leases,  # type: ignore[arg-type]
-        monitor=monitor,
+        monitors=monitors,
         governor=Panel(memory, enabled=True).shown,
     )
-    pipeline = Pipeline(records, ledger, engine, 3)
+    pipeline = Pipeline(records, ledger, engines, 3)
     return Bench(
         tap,
         engine,
+        engines,
         store,
         records,
         ledger,
@@ -212,7 +226,7 @@ def bench(tmp_path: Path, tap: FakeTap) -> Bench:
         progress,
         queue,
         leases,
-        monitor,
+        monitors,
         overview,
         memory,
     )
@@ -247,7 +261,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
         open_metrics: bool = True,
     ) -> Service:
         panel = Panel(bench.memory, enabled=governor)
-        gate = Gate(bench.store, bench.monitor, min_free_bytes, panel.stopped)
+        gate = Gate(bench.store, bench.monitors, min_free_bytes, panel.stopped)
         pulse = Pulse(lambda: bench.overview.queue(gate.paused()), lambda: bench.overview.jobs(100))
         datasets = tmp_path / "datasets"
         datasets.mkdir(exist_ok=True)
@@ -257,10 +271,9 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
             ledger=bench.ledger,
             overview=bench.overview,
             gate=gate,
-            direct=DirectExtraction(bench.engine, DirectLimits(4, 32, 20_000, 2), 2),
+            direct=DirectExtraction(bench.engines, DirectLimits(4, 32, 20_000, 2), 2),
             doctor=Doctor(
-                engine=bench.engine,
-                slice_dir=bench.tap.slice_dir,
+                engines=bench.engines.each,
                 store=bench.store,
                 leases=bench.leases,  # type: ignore[arg-type]
                 gate=gate,

@@ -121,7 +121,7 @@ def moved(loads: ByLoad, buckets: int) -> ByLoad:
 
 
 class FakeRedis:
-    """The calls that the governor's memory makes, in memory. `away` makes all of them fail."""
+    """What the governor's memory and engines set aside call, in memory. `away` makes all of it fail."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -139,7 +139,7 @@ class FakeRedis:
         self._check()
         return [self.values.get(key) for key in keys]
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str, px: int | None = None) -> None:
         self._check()
         self.values[key] = value
 

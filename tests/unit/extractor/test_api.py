@@ -298,7 +298,7 @@ def test_an_engine_that_is_off_is_503_with_its_reason(serve: Serve) -> None:
     with pytest.raises(Unavailable, match="breaker") as caught:
         service.client.extract([{"prompt": "x"}])
     assert (caught.value.status, caught.value.retry_after) == (503, 5.0)
-    service.bench.monitor.look()
+    service.bench.monitors.look()
     assert "breaker" in (service.client.queue().paused or "")
 
 

@@ -35,7 +35,7 @@ def backlog(bench: Bench, max_bytes: int, clock: Clock | None = None) -> Backlog
 def test_the_slowest_consumer_counts_and_the_gate_says_why(bench: Bench) -> None:
     sizes = sealed(bench, 4)
     bound = backlog(bench, sizes[2] + sizes[3])
-    gate = Gate(bench.store, bench.monitor, 0, backlog=bound.problem)
+    gate = Gate(bench.store, bench.monitors, 0, backlog=bound.problem)
     consumer(bench, 4, "fast")
     consumer(bench, 1, "slow")
     said = gate.paused()

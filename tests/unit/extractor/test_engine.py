@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.queue.fake_tap import FakeTap, states_of
-from tests.unit.extractor.conftest import Bench, Service, engine_of
+from tests.unit.extractor.conftest import Bench, Service, engine_of, engines_of
 
 from taphouse.samples import Witness
 from taphouse_extractor.engine import Engine, in_order
@@ -244,7 +244,9 @@ def test_an_engine_of_impossible_facts_is_one_failure_a_row(
 ) -> None:
     engine = tampering(bench.tap, lambda out: out.update(change))
     job = bench.job([{"prompt": "hello"}, {"prompt": "again"}])
-    outcome = Pipeline(bench.records, bench.ledger, engine, 2).run(BatchRef(job_id=job.id, batch=0))
+    outcome = Pipeline(bench.records, bench.ledger, engines_of(engine), 2).run(
+        BatchRef(job_id=job.id, batch=0)
+    )
     assert (outcome.succeeded, len(outcome.failures), outcome.shard) == (0, 2, None)
     assert all(message in failure.reason and "\n" not in failure.reason for failure in outcome.failures)
     assert bench.tap.slices_left() == []
@@ -268,8 +270,8 @@ def test_doctor_outlives_a_status_of_another_kind(
 )
 def test_the_monitor_outlives_a_status_of_another_kind(tmp_path: Path, status: dict[str, Any]) -> None:
     monitor = EngineMonitor(engine_that(lambda _: httpx.Response(200, json=status), tmp_path))
-    assert monitor.look().capture == "off"
-    assert "status is none of this version" in (monitor.problem() or "")
+    seen = monitor.look()
+    assert seen.capture == "off" and "status is none of this version" in (seen.detail or "")
 
 
 def test_the_monitor_outlives_a_body_that_can_not_be_decoded(tmp_path: Path) -> None:

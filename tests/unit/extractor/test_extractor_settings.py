@@ -91,3 +91,63 @@ def test_an_environment_that_can_not_be_read_is_one_line(
             main_module.main(["worker", *given])
         said = capsys.readouterr().err
         assert ended.value.code == 2 and why in said and said.count("\n") == 1
+
+
+TWO = """[{"url": "http://a:1/", "key": "one-key"},
+          {"url": "https://b", "key_file": "%s", "slice_dir": "/mnt/b"}]"""
+
+
+def test_engines_are_one_by_its_settings_or_several_by_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [one] = Settings(
+        store=tmp_path, engine_url="http://x:1", engine_key="k", slice_dir="/mnt/x"
+    ).each_engine()
+    assert (one.url, one.bearer(), str(one.slice_dir)) == ("http://x:1", "k", "/mnt/x")
+    file = tmp_path / "key"
+    file.write_text("other-key\n")
+    seen: list[Settings] = []
+    monkeypatch.setattr(main_module, "work", seen.append)
+    monkeypatch.setenv("TAPHOUSE_EXTRACTOR_ENGINES", TWO % file)
+    main_module.main(["worker", "--store", str(tmp_path)])
+    monkeypatch.delenv("TAPHOUSE_EXTRACTOR_ENGINES")
+    main_module.main(["worker", "--store", str(tmp_path), "--engines", TWO % file])
+    for settings in seen:
+        assert [(e.url, e.bearer(), str(e.slice_dir)) for e in settings.each_engine()] == [
+            ("http://a:1", "one-key", "/dev/shm/taphouse"),
+            ("https://b", "other-key", "/mnt/b"),
+        ]
+        assert {"one-key", "other-key"} <= set(settings.secrets())
+        assert "one-key" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("engines", "why"),
+    [
+        (TWO % "/none", "engine_key_file: /none can't be read"),
+        ('[{"url": "http://a"}, {"url": "http://a/"}]', "names one URL twice"),
+        ('[{"url": "http://user:one-key@a"}]', "http(s)://host:port"),
+        ('[{"url": "a:8000", "key": "one-key"}]', "http(s)://host:port"),
+        ('[{"url": "http://a", "keys": "one-key"}]', "Extra inputs"),
+        ('[{"url": "http://a", "key": "one-key"', "ENGINES"),
+    ],
+)
+def test_engines_that_can_not_be_used_are_said_at_the_start(
+    tmp_path: Path,
+    engines: str,
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TAPHOUSE_EXTRACTOR_ENGINES", engines)
+    with pytest.raises(SystemExit) as ended:
+        main_module.main(["worker", "--store", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and why.lower() in said.lower() and "one-key" not in said
+
+
+def test_an_engine_is_named_one_way_only(tmp_path: Path) -> None:
+    several = ({"url": "http://a"}, {"url": "http://b"})
+    for name, value in {"engine_url": "http://a", "engine_key": "k", "slice_dir": "/mnt/x"}.items():
+        with pytest.raises(ValidationError, match=f"take {name} away"):
+            Settings(store=tmp_path, engines=several, **{name: value})

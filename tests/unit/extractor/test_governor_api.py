@@ -123,9 +123,9 @@ def test_metrics(serve: Serve) -> None:
     service = serve()
     bench = service.bench
     bench.tap.latency = latency(0.02, 100)
-    bench.monitor.look()
+    bench.monitors.look()
     bench.tap.latency = latency(0.02, 300)
-    bench.monitor.look()
+    bench.monitors.look()
     service.client.govern(GovernorMode.PINNED, 5.0)
     governor_of(bench).step()
     families = list(text_string_to_metric_families(httpx.get(service.url + "/metrics").text))

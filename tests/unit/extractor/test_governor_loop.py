@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.unit.extractor.governed import Clock, ModelledEngine
 from tests.unit.extractor.governing import FakeRedis, Production
 
 from taphouse.wire import GovernorMode, GovernorOrder
+from taphouse_extractor.errors import EngineTimeout
 from taphouse_extractor.governor.loop import Governor
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.verdicts import Bounds
@@ -36,6 +38,11 @@ def memory(store: FakeRedis, clock: Clock) -> Memory:
 @pytest.fixture
 def engine(tap: FakeTap) -> ModelledEngine:
     return ModelledEngine(Production(a=0.01), tap)
+
+
+@pytest.fixture
+def other_tap(tmp_path: Path) -> FakeTap:
+    return FakeTap(tmp_path / "other")
 
 
 Make = Callable[..., Governor]
@@ -92,6 +99,24 @@ def test_a_quota_is_renewed_while_it_stands_and_ends_by_itself(
     assert engine.tap.quota()["busy_ms"] == 7.0
     engine.tap.quotas[-1]["expires_at"] = time.time() - 1
     assert engine.tap.quota()["note"] == "the engine's settings"
+
+
+def test_an_engine_that_hangs_holds_up_neither_the_others_nor_each_tick(
+    make: Make, engine: ModelledEngine, memory: Memory, clock: Clock, other_tap: FakeTap
+) -> None:
+    asked: list[float] = []
+
+    class Hanging(ModelledEngine):
+        url = "http://hangs"
+
+        def status(self, *, timeout_s: float = 5.0) -> dict[str, Any]:
+            asked.append(clock.now)
+            raise EngineTimeout(f"the engine at {self.url} did not answer in time")
+
+    hangs = Hanging(Production(a=0.01), other_tap)
+    assert run(make(engines=[hangs, engine]), clock, 20) == 40
+    assert len(asked) == 4 and not hangs.tap.quotas
+    assert engine.tap.quotas and "http://hangs did not answer" in str(memory.view())
 
 
 def test_two_leaders_never_act_at_once(

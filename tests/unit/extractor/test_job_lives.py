@@ -65,7 +65,7 @@ class JobLife(RuleBasedStateMachine):
             for row, fate in zip(rows, fates, strict=True)
             if fate != "succeeded"
         )
-        self._record(ref, rows, failures, fatal=data.draw(st.booleans()) and bool(failures))
+        self._record(ref, rows, failures)
         self.truth.update(zip(rows, fates, strict=True))
 
     @precondition(lambda self: not self.shown.state.final and self.shown.state is not JobState.PAUSED)
@@ -102,7 +102,6 @@ class JobLife(RuleBasedStateMachine):
         failures: tuple[RowFailure, ...],
         *,
         moved: int = 0,
-        fatal: bool = False,
     ) -> None:
         succeeded = len(rows) - len(failures) - moved
         self.records.put_outcome(
@@ -113,7 +112,6 @@ class JobLife(RuleBasedStateMachine):
                 succeeded=succeeded,
                 failures=failures,
                 moved=moved,
-                fatal="it broke" if fatal else None,
                 finished_at=2.0,
             )
         )

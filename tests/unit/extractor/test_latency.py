@@ -5,10 +5,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.unit.extractor.conftest import engines_of
 
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.latency import LatencyWindow, parse_metrics, quantile
-from taphouse_extractor.monitor import EngineMonitor
+from taphouse_extractor.monitor import Monitors
 
 HEAD = "# TYPE vllm:inter_token_latency_seconds histogram\n"
 
@@ -54,17 +55,18 @@ def test_the_monitor_never_raises(tmp_path: Path) -> None:
         return answers.get(request.url.path, httpx.Response(404))
 
     engine = Engine("http://engine", slice_dir=tmp_path, transport=httpx.MockTransport(answer))
-    monitor = EngineMonitor(engine)
-    assert monitor.problem() is None
+    monitors = Monitors(engines_of(engine))
+    [monitor] = monitors.each
+    assert monitors.problem() is None
     seen = monitor.look()
-    assert (seen.capture, seen.layers, seen.latency, monitor.problem()) == ("on", [1, 2], None, None)
+    assert (seen.capture, seen.layers, seen.latency, monitors.problem()) == ("on", [1, 2], None, None)
     answers["/metrics"] = httpx.Response(200, text=HEAD + itl(1, 1, 1, 1))
     assert monitor.look().latency is not None
     answers["/v1/hidden_states/status"] = httpx.Response(
         200, json={"capture": "off", "reason": "canary pending"}
     )
     assert monitor.look().capture == "off"
-    assert "canary pending" in (monitor.problem() or "")
+    assert "canary pending" in (monitors.problem() or "")
     answers["/v1/hidden_states/status"] = httpx.Response(200, text="not JSON")
     assert monitor.look().capture == "unreachable"
     answers.clear()

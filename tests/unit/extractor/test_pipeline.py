@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.queue.fake_tap import FakeTap, states_of
-from tests.unit.extractor.conftest import Bench, engine_of
+from tests.unit.extractor.conftest import Bench, engine_of, engines_of
 
 from taphouse.shards import open_shard, verify_shard
-from taphouse_extractor.errors import EngineUnavailable, JobCancelled
+from taphouse_extractor.errors import EngineChanged, EngineUnavailable, JobCancelled, NoEngine
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.records import BatchRef
 
@@ -157,20 +157,27 @@ def test_an_aborted_row_is_not_its_own_fault(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("change", [{"weights": "second"}, {"layers": (1, 3, 4)}])
-def test_a_job_never_mixes_two_engines(bench: Bench, change: dict[str, Any]) -> None:
+def test_a_job_never_mixes_two_engines(
+    bench: Bench, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = bench.job([{"prompt": "one"}, {"prompt": "two"}, {"prompt": "three"}], batch_size=1)
     bench.pipeline.run(BatchRef(job_id=job.id, batch=0))
     other = FakeTap(bench.tap.slice_dir, **change)
-    changed = Pipeline(bench.records, bench.ledger, engine_of(other), 3)
-    outcome = changed.run(BatchRef(job_id=job.id, batch=1))
-    assert (outcome.succeeded, outcome.shard) == (0, None)
-    assert outcome.fatal is not None and "the engine changed during the job" in outcome.fatal
-    assert outcome.failures[0].reason == outcome.fatal
+    changed = Pipeline(bench.records, bench.ledger, engines_of(engine_of(other)), 3)
+    with pytest.raises(NoEngine, match="the job began with"):
+        changed.run(BatchRef(job_id=job.id, batch=1))
+    assert other.requests == []
 
-    bench.pipeline.run(BatchRef(job_id=job.id, batch=2))
+    said = other.status()
+    monkeypatch.setattr(other, "status", lambda: {**said, **dict.fromkeys(("layers", "fingerprint_id"))})
+    with pytest.raises(EngineChanged, match="is not the job's any more"):  # its status left open what it is
+        changed.run(BatchRef(job_id=job.id, batch=1))
+    assert bench.records.finished(job.id) == [0]
+
+    bench.run_all(job)
     described = bench.overview.job(job.id)
-    assert (described.state.value, described.succeeded, described.failed) == ("failed", 2, 1)
-    assert described.reason == outcome.fatal
+    assert (described.state.value, described.succeeded, described.failed) == ("done", 3, 0)
+    assert len({entry.fingerprint_id for entry in bench.ledger.entries()}) == 1
 
 
 def test_a_cancelled_job_stops_within_the_batch(bench: Bench) -> None:

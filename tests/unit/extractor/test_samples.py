@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.queue.fake_tap import FakeTap
-from tests.unit.extractor.conftest import Bench, Service, engine_of
+from tests.unit.extractor.conftest import Bench, Service, engine_of, engines_of
 
 from taphouse.errors import BadRequest, Conflict
 from taphouse.ledger import Ledger
@@ -135,7 +135,7 @@ def test_a_deletion_that_is_cut_short_is_finished_by_the_next(
     for row in ROWS:
         spool.feed(json.dumps(row).encode() + b"\n")
     job = spool.finish()
-    pipeline = Pipeline(records, ledger, engine_of(FakeTap(root / "slices")), 2)
+    pipeline = Pipeline(records, ledger, engines_of(engine_of(FakeTap(root / "slices"))), 2)
     for batch in range(job.batches):
         pipeline.run(BatchRef(job_id=job.id, batch=batch))
 

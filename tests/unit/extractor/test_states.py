@@ -17,7 +17,6 @@ SPOOLED = Facts(
     running=0,
     succeeded_rows=0,
     failed_rows=0,
-    fatal=False,
 )
 
 
@@ -32,8 +31,6 @@ SPOOLED = Facts(
         ({"finished": 4, "succeeded_rows": 7, "failed_rows": 1}, "done"),
         ({"finished": 4, "failed_rows": 8}, "failed"),
         ({"finished": 4}, "done"),
-        ({"finished": 4, "succeeded_rows": 7, "fatal": True}, "failed"),
-        ({"finished": 3, "fatal": True, "succeeded_rows": 1}, "running"),
         ({"cancelled": True}, "cancelled"),
         ({"cancelled": True, "running": 1, "finished": 1}, "cancelled"),
         ({"cancelled": True, "finished": 4, "succeeded_rows": 8}, "done"),
@@ -59,7 +56,6 @@ facts = st.builds(
     running=st.integers(0, 3),
     succeeded_rows=st.integers(0, 9),
     failed_rows=st.integers(0, 9),
-    fatal=st.booleans(),
     paused=st.booleans(),
     stops=st.booleans(),
 )

@@ -30,14 +30,23 @@ class Latency(Answer):
 
 
 class Engine(Answer):
-    """One engine as the service sees it. `capture` is "on", "off" or "unreachable"; `detail` says why."""
+    """One engine as the service sees it. `capture` is "on", "off" or "unreachable"; `detail` says why.
+
+    `in_flight` counts captures, `held` extraction's requests that its scheduler holds back for production:
+    their sum is the load by which a batch's engine is chosen. `set_aside` says why workers prefer others now.
+    """
 
     url: str
     capture: str
     detail: str | None = None
+    set_aside: str | None = None
+    start_id: str | None = None
     layers: list[int] | None = None
+    num_layers: int | None = None
+    dtype: str | None = None
     fingerprint_id: str | None = None
     in_flight: int | None = None
+    held: int | None = None
     latency: Latency | None = None
 
 

@@ -11,6 +11,7 @@ from taphouse.samples import Sample
 from taphouse.shards import encode_shard
 from taphouse.wire import ExtractRequest, JobOptions, Row
 from taphouse_extractor.engine import Capture, Engine, in_order, meta_of
+from taphouse_extractor.engines import Engines
 from taphouse_extractor.errors import (
     BadRow,
     CaptureFailed,
@@ -20,6 +21,7 @@ from taphouse_extractor.errors import (
     TooBusy,
     TooLarge,
 )
+from taphouse_extractor.fitting import Needs
 from taphouse_extractor.pipeline import pin_of, to_sample
 from taphouse_extractor.rows import Numbered, to_prompt
 
@@ -39,8 +41,8 @@ class DirectLimits:
 class DirectExtraction:
     """Serves `POST /v1/extract`. All rows succeed, or the request fails and names the row."""
 
-    def __init__(self, engine: Engine, limits: DirectLimits, concurrency: int) -> None:
-        self._engine, self._limits, self._concurrency = engine, limits, concurrency
+    def __init__(self, engines: Engines, limits: DirectLimits, concurrency: int) -> None:
+        self._engines, self._limits, self._concurrency = engines, limits, concurrency
         self._slots = threading.BoundedSemaphore(limits.at_once)
 
     def run(self, request: ExtractRequest) -> tuple[bytes, int]:
@@ -57,13 +59,14 @@ class DirectExtraction:
         if not self._slots.acquire(blocking=False):
             raise TooBusy(f"{limits.at_once} direct extractions run already: try again soon")
         try:
-            return self._extract(request), len(request.rows)
+            with self._engines.using(Needs(request.options.layers)) as engine:
+                return self._extract(engine, request), len(request.rows)
         finally:
             self._slots.release()
 
-    def _extract(self, request: ExtractRequest) -> bytes:
+    def _extract(self, engine: Engine, request: ExtractRequest) -> bytes:
         samples, captures, size = list[Sample](), list[Capture](), 0
-        run = partial(self._run_row, request.options)
+        run = partial(self._run_row, engine, request.options)
         for capture, sample in in_order(run, enumerate(_named(request.rows)), self._concurrency):
             size += sample.raw_bytes
             if size > self._limits.max_bytes:
@@ -77,11 +80,13 @@ class DirectExtraction:
             samples.append(sample)
         return encode_shard(samples, meta_of(captures[0]))
 
-    def _run_row(self, options: JobOptions, item: tuple[int, tuple[str, Row]]) -> tuple[Capture, Sample]:
+    def _run_row(
+        self, engine: Engine, options: JobOptions, item: tuple[int, tuple[str, Row]]
+    ) -> tuple[Capture, Sample]:
         at, (name, row) = item
         try:
             prompt = to_prompt(Numbered(at, name, b""), row, options)
-            capture = self._engine.capture(prompt.body)
+            capture = engine.capture(prompt.body)
             if options.max_length is not None and capture.prompt_len > options.max_length:
                 raise BadRow(f"{capture.prompt_len} tokens are more than max_length {options.max_length}")
             return capture, to_sample(prompt, capture)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from taphouse.errors import TaphouseError
 from taphouse.slices import start_id_of
 from taphouse.store import Store
 from taphouse.wire import Check, Consumer, Worker
+from taphouse_extractor.abreast import abreast
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.errors import EngineError
 from taphouse_extractor.gate import Gate
@@ -34,8 +35,7 @@ class Doctor:
     def __init__(
         self,
         *,
-        engine: Engine,
-        slice_dir: Path,
+        engines: Sequence[Engine],
         store: Store,
         leases: Leases,
         gate: Gate,
@@ -43,7 +43,7 @@ class Doctor:
         workers: Callable[[], tuple[Worker, ...]],
         ledger_head: Callable[[], int],
     ) -> None:
-        self._engine, self._slice_dir, self._store = engine, slice_dir, store
+        self._engines, self._store = engines, store
         self._leases, self._gate, self._workers, self._ledger_head = leases, gate, workers, ledger_head
         self._governor = governor
 
@@ -54,14 +54,9 @@ class Doctor:
     def examine(self) -> list[Check]:
         """Every link."""
         checks = [*self.ready(), self._check_disk()]
-        try:
-            status = self._engine.status()
-        except EngineError as error:
-            advice = "Start vLLM with the tap's launch flags, and check engine_url and engine_key"
-            checks.append(Check(check="engine", ok=False, detail=str(error), advice=advice))
-        else:
-            checks += [_engine(self._engine.url, status), _canary(status), self._check_slices(status)]
-            checks.append(_scheduler(status))
+        for engine, found in zip(self._engines, abreast(_look_at, self._engines), strict=True):
+            several = f" of {engine.url}" if len(self._engines) > 1 else ""
+            checks += [check.model_copy(update={"check": check.check + several}) for check in found]
         return [*checks, self._governor.check(), self._check_workers(), *self._check_consumers()]
 
     def _check_store(self) -> Check:
@@ -99,34 +94,6 @@ class Doctor:
             )
         return Check(check="disk", ok=True, detail=f"{free} bytes free")
 
-    def _check_slices(self, status: dict[str, Any]) -> Check:
-        """The engine made a directory of a random name at its start: finding it here is finding its mount."""
-        start_id = str(status.get("start_id"))
-        try:
-            directory = self._slice_dir / f"start-{start_id_of(start_id)}"
-            found = directory.is_dir()
-        except (ValueError, OSError):
-            found = False
-        if not found:
-            return Check(
-                check="slices",
-                ok=False,
-                detail=f"the engine's start-{start_id:.80} is not in {self._slice_dir}",
-                advice="Mount the engine's TAPHOUSE_TAP_SLICE_DIR here and set slice_dir to it",
-            )
-        probe = directory / f".doctor-{secrets.token_hex(4)}"
-        try:
-            probe.touch(mode=0o600)
-            probe.unlink()
-        except OSError as error:
-            return Check(
-                check="slices",
-                ok=False,
-                detail=f"{directory} can't be written: {error.strerror}",
-                advice="Run API and workers as the engine's user: slices are removed when they were read",
-            )
-        return Check(check="slices", ok=True, detail=f"{directory} is the engine's, and can be written")
-
     def _check_workers(self) -> Check:
         workers = self._workers()
         if not workers:
@@ -160,6 +127,21 @@ def _consumer(consumer: Consumer, now: float) -> Check:
     )
 
 
+def _look_at(engine: Engine) -> list[Check]:
+    """One engine's links."""
+    try:
+        status = engine.status()
+    except EngineError as error:
+        advice = "Start vLLM with the tap's launch flags, and check the engine's URL and key in the settings"
+        return [Check(check="engine", ok=False, detail=str(error), advice=advice)]
+    return [
+        _engine(engine.url, status),
+        _canary(status),
+        _slices(engine.slice_dir, status),
+        _scheduler(status),
+    ]
+
+
 def _part(status: dict[str, Any], name: str) -> dict[str, Any]:
     """A part of an engine's status; empty where the engine says something else there."""
     part = status.get(name)
@@ -180,6 +162,35 @@ def _engine(url: str, status: dict[str, Any]) -> Check:
         detail=f"{detail}: capture is off: {status.get('reason')}",
         advice="Production goes on. Mend what the reason names; most need a restart with the tap's flags",
     )
+
+
+def _slices(slice_dir: Path, status: dict[str, Any]) -> Check:
+    """The engine made a directory of a random name at its start: finding it here is finding its mount."""
+    start_id = str(status.get("start_id"))
+    try:
+        directory = slice_dir / f"start-{start_id_of(start_id)}"
+        found = directory.is_dir()
+    except (ValueError, OSError):
+        found = False
+    if not found:
+        return Check(
+            check="slices",
+            ok=False,
+            detail=f"the engine's start-{start_id:.80} is not in {slice_dir}",
+            advice="Mount the engine's TAPHOUSE_TAP_SLICE_DIR here and set slice_dir to it",
+        )
+    probe = directory / f".doctor-{secrets.token_hex(4)}"
+    try:
+        probe.touch(mode=0o600)
+        probe.unlink()
+    except OSError as error:
+        return Check(
+            check="slices",
+            ok=False,
+            detail=f"{directory} can't be written: {error.strerror}",
+            advice="Run API and workers as the engine's user: slices are removed when they were read",
+        )
+    return Check(check="slices", ok=True, detail=f"{directory} is the engine's, and can be written")
 
 
 def _canary(status: dict[str, Any]) -> Check:

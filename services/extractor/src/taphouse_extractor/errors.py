@@ -16,8 +16,9 @@
     │   ├── RowRefused                 the engine won't take this row, whatever we do
     │   ├── CaptureFailed              the engine took the row, and its states can't be had
     │   ├── EngineUnavailable          down, full, capture off: not the row's fault; wait
+    │   │   └── NoEngine                   none of the engines can serve it now
     │   ├── EngineTimeout              no answer in time
-    │   └── EngineChanged              other weights or layers than the job began with
+    │   └── EngineChanged              other weights or layers than the job began with: wait for such
     ├── BatchBusy                  another worker holds the batch
     ├── JobCancelled               the job was cancelled while a batch of it ran
     ├── RefusedFunction            the queue named a function that workers don't run
@@ -107,6 +108,10 @@ class EngineUnavailable(EngineError):
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class NoEngine(EngineUnavailable):
+    """No engine can serve this now: each is away, or has other layers or weights than are asked for."""
 
 
 class EngineTimeout(EngineError):

@@ -19,6 +19,7 @@ import redis
 from taphouse.errors import TaphouseError
 from taphouse.ledger import Ledger
 from taphouse_extractor.errors import ExtractorError
+from taphouse_extractor.fitting import Needs
 from taphouse_extractor.jobs import BatchQueue, QueueView
 from taphouse_extractor.leases import Leases, Tries
 from taphouse_extractor.progress import Progress
@@ -45,6 +46,7 @@ class FeederLimits:
 class Feeder:
     """One of possibly many; only the leader feeds. `paused` says why nothing may be fed now, or None.
 
+    `unfit` says why no engine can serve what a job needs: its batches wait here, not in Redis.
     `give_up` ends a batch whose runs crash (`Pipeline.give_up`).
     """
 
@@ -59,10 +61,11 @@ class Feeder:
         limits: FeederLimits,
         give_up: Callable[[JobRecord, BatchRef, str], object],
         paused: Callable[[], str | None],
+        unfit: Callable[[Needs], str | None] = lambda _: None,
     ) -> None:
         self._records, self._progress, self._ledger = records, progress, ledger
         self._queue, self._leases, self._limits = queue, leases, limits
-        self._give_up, self._paused = give_up, paused
+        self._give_up, self._paused, self._unfit = give_up, paused, unfit
         self._name = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self._silent_since: dict[str, float] = {}
         self._leading, self._reconciled_at = False, 0.0
@@ -107,6 +110,8 @@ class Feeder:
             return 0
         room, fed = self._limits.max_queued - len(view.queued), 0
         for job in sorted(jobs, key=lambda job: -job.record.options.job_priority):
+            if not job.complete and self._unfit(job.needs) is not None:
+                continue
             for ref in job.pending():
                 if fed >= room:
                     return fed

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from taphouse.store import Store
 from taphouse_extractor.errors import NotAccepting
-from taphouse_extractor.monitor import EngineMonitor
+from taphouse_extractor.monitor import Monitors
 
 __all__ = ["Gate"]
 
 
 class Gate:
-    """Looks at the store's free disk (at least `min_free_bytes` must be left), the engine and the operator.
+    """Looks at the store's free disk (at least `min_free_bytes` must be left), the engines and the operator.
 
     `stopped` says why the operator stopped extraction, `backlog` why consumers must catch up first, or None.
     """
@@ -20,12 +20,12 @@ class Gate:
     def __init__(
         self,
         store: Store,
-        monitor: EngineMonitor,
+        monitors: Monitors,
         min_free_bytes: int,
         stopped: Callable[[], str | None] = lambda: None,
         backlog: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._store, self._monitor, self._min_free_bytes = store, monitor, min_free_bytes
+        self._store, self._monitors, self._min_free_bytes = store, monitors, min_free_bytes
         self._stopped, self._backlog = stopped, backlog
 
     def disk_problem(self) -> str | None:
@@ -37,7 +37,7 @@ class Gate:
 
     def paused(self) -> str | None:
         """Why no batch may be queued now, or None."""
-        return self.disk_problem() or self._monitor.problem() or self._stopped() or self._backlog()
+        return self.disk_problem() or self._monitors.problem() or self._stopped() or self._backlog()
 
     def admit(self) -> None:
         """Raise `NotAccepting` when no new dataset or extraction may be taken."""

@@ -1,7 +1,7 @@
 """Composition root: builds the objects of a process and runs it.
 
-taphouse-extractor api     the HTTP API, with the feeder, the governor and the engine's monitor on threads
-taphouse-extractor worker  one worker: run as many as the engine can feed
+taphouse-extractor api     the HTTP API, with feeder, governor and the engines' monitors on threads
+taphouse-extractor worker  one worker: run as many as the engines can feed
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from taphouse_extractor.governor.loop import Governor
 from taphouse_extractor.governor.panel import Panel
 from taphouse_extractor.jobs import BatchQueue, run_worker
 from taphouse_extractor.leases import connect, keep_renewing
-from taphouse_extractor.monitor import EngineMonitor
+from taphouse_extractor.monitor import Monitors
 from taphouse_extractor.overview import Overview
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.progress import Progress
@@ -51,7 +51,7 @@ from taphouse_extractor.samples import Samples
 from taphouse_extractor.settings import Settings
 from taphouse_extractor.spool import Limits
 from taphouse_extractor.tracing import tracer_to
-from taphouse_extractor.wiring import bounds_of, engine_of, leases_of, memory_of
+from taphouse_extractor.wiring import bounds_of, engines_of, leases_of, memory_of
 from taphouse_extractor.worker import Backoff, BatchRunner, Links
 
 __all__ = ["build_api", "main", "work"]
@@ -67,24 +67,24 @@ def build_api(settings: Settings) -> FastAPI:
     store = LocalStore(settings.store)
     records, ledger = Records(store), Ledger(store)
     progress = Progress(records)
-    engine, leases = engine_of(settings), leases_of(settings)
-    pipeline = Pipeline(records, ledger, engine, settings.engine_concurrency)
+    engines, leases = engines_of(settings), leases_of(settings)
+    pipeline = Pipeline(records, ledger, engines, settings.engine_concurrency)
     url = settings.redis()
     queue = BatchQueue(connect(url, text=False), settings.queue_name, timeout_s=settings.batch_timeout_s)
-    monitor = EngineMonitor(engine)
+    monitors = Monitors(engines)
     memory = memory_of(settings)
     panel = Panel(memory, enabled=settings.governor)
     backlog = Backlog(store, ledger, settings.max_unconsumed_bytes)
     policy = RetentionPolicy(settings.retention, settings.retention_age_s)
     retention = Retention(records, ledger, policy)
-    gate = Gate(store, monitor, settings.min_free_bytes, panel.stopped, backlog.problem)
+    gate = Gate(store, monitors, settings.min_free_bytes, panel.stopped, backlog.problem)
     overview = Overview(
         progress=progress,
         store=store,
         ledger=ledger,
         queue=queue,
         leases=leases,
-        monitor=monitor,
+        monitors=monitors,
         governor=panel.shown,
     )
     pulse = Pulse(lambda: overview.queue(gate.paused()), lambda: overview.jobs(WATCHED_JOBS))
@@ -97,6 +97,7 @@ def build_api(settings: Settings) -> FastAPI:
         limits=FeederLimits(settings.max_queued, settings.max_attempts, settings.start_grace_s),
         give_up=pipeline.give_up,
         paused=gate.paused,
+        unfit=monitors.unfit,
     )
     context = Context(
         store=store,
@@ -105,7 +106,7 @@ def build_api(settings: Settings) -> FastAPI:
         overview=overview,
         gate=gate,
         direct=DirectExtraction(
-            engine,
+            engines,
             DirectLimits(
                 settings.extract_max_rows,
                 settings.extract_max_tokens,
@@ -115,8 +116,7 @@ def build_api(settings: Settings) -> FastAPI:
             settings.engine_concurrency,
         ),
         doctor=Doctor(
-            engine=engine,
-            slice_dir=settings.slice_dir,
+            engines=engines.each,
             store=store,
             leases=leases,
             gate=gate,
@@ -136,17 +136,19 @@ def build_api(settings: Settings) -> FastAPI:
     )
 
     governor = Governor(
-        engines=[engine], memory=memory, bounds=bounds_of(settings), ttl_s=settings.governor_ttl_s
+        engines=engines.each, memory=memory, bounds=bounds_of(settings), ttl_s=settings.governor_ttl_s
     )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         stop = threading.Event()
         threads = [
-            threading.Thread(target=monitor.run, args=(stop, settings.engine_poll_s), name="monitor"),
             threading.Thread(target=feeder.run, args=(stop, settings.feeder_interval_s), name="feeder"),
             threading.Thread(target=pulse.run, args=(stop,), name="pulse"),
         ]
+        for monitor in monitors.each:
+            every = settings.engine_poll_s
+            threads.append(threading.Thread(target=monitor.run, args=(stop, every), name="monitor"))
         if settings.retention != "keep":
             every = RETENTION_EVERY_S
             threads.append(threading.Thread(target=retention.run, args=(stop, every), name="retention"))
@@ -161,7 +163,7 @@ def build_api(settings: Settings) -> FastAPI:
             stop.set()
             for thread in threads:
                 thread.join()
-            engine.close()
+            engines.close()
 
     return create_app(
         context,
@@ -182,8 +184,8 @@ def work(settings: Settings) -> None:
 
     @contextmanager
     def open_links() -> Iterator[Links]:
-        with engine_of(settings) as engine:
-            pipeline = Pipeline(records, Ledger(records.store), engine, settings.engine_concurrency)
+        with engines_of(settings) as engines:
+            pipeline = Pipeline(records, Ledger(records.store), engines, settings.engine_concurrency)
             yield Links(leases_of(settings), pipeline, tracer_to(settings.otlp_endpoint))
 
     leases = leases_of(settings)

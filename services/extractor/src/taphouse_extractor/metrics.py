@@ -107,6 +107,7 @@ class Snapshot(Collector):
         for name, text, label, values in (
             ("shard_bytes", "Bytes of sealed shards", "codec", self._tally.bytes),
             ("raw_bytes", "Bytes of the same states before compression", "codec", self._tally.raw_bytes),
+            ("engine_samples", "Samples sealed, by the engine that made them", "engine", self._tally.engines),
             ("rejected_rows", "Rows that made no sample, by kind of reason", "reason", self._tally.rejected),
             ("refused_requests", "Requests answered with an error, by its code", "code", self._refused),
         ):
@@ -118,6 +119,16 @@ class Snapshot(Collector):
     def _engines(self) -> Iterator[Metric]:
         capture = {engine.url: engine.capture == "on" for engine in self._queue.engines}
         yield _labelled("taphouse_engine_capture", "1 while the engine captures", "engine", capture)
+        aside = {engine.url: engine.set_aside is not None for engine in self._queue.engines}
+        text = "1 while workers prefer other engines: it failed a batch lately"
+        yield _labelled("taphouse_engine_set_aside", text, "engine", aside)
+        for name, text in (
+            ("in_flight", "Captures in flight"),
+            ("held", "Extraction's requests that its scheduler holds back for production"),
+        ):
+            told = {engine.url: getattr(engine, name) for engine in self._queue.engines}
+            known = {url: count for url, count in told.items() if count is not None}
+            yield _labelled(f"taphouse_engine_{name}", text, "engine", known)
         family = GaugeMetricFamily(
             "taphouse_engine_latency_seconds",
             "Recent latency of production's requests, or of all where the engine can't tell them apart",

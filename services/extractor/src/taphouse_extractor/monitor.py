@@ -1,32 +1,32 @@
-"""Looks at the engine every few seconds, so that answers about it cost it nothing and wait for nothing."""
+"""Looks at the engines every few seconds: answers about them cost them nothing, and wait for nothing."""
 
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable
 from typing import Any
-
-from pydantic import ValidationError
 
 from taphouse.wire import Engine as EngineView
 from taphouse.wire import Latency
 from taphouse_extractor.engine import Engine
+from taphouse_extractor.engines import Engines
 from taphouse_extractor.errors import EngineError
+from taphouse_extractor.fitting import Needs, none_fits, trouble, view_of
 from taphouse_extractor.governor.report import read_report
 from taphouse_extractor.latency import LatencyWindow, ProductionWindow
-from taphouse_extractor.rows import describe
 
-__all__ = ["EngineMonitor"]
+__all__ = ["EngineMonitor", "Monitors"]
+
+WhyAside = Callable[["str", "str | None"], "str | None"]
 
 
 class EngineMonitor:
-    """The last look at one engine. `view` is None until the first."""
+    """The last look at one engine. `view` is None until the first. `aside` says why it is set aside."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, aside: WhyAside = lambda _url, _start_id: None) -> None:
+        self._engine, self._aside = engine, aside
         self._window, self._production = LatencyWindow(), ProductionWindow()
         self.view: EngineView | None = None
-        self.looked_at = 0.0
 
     def run(self, stop: threading.Event, every_s: float) -> None:
         """Look until `stop` is set."""
@@ -41,16 +41,9 @@ class EngineMonitor:
         except EngineError as error:
             view = EngineView(url=self._engine.url, capture="unreachable", detail=str(error))
         else:
-            view = _view(self._engine.url, status, self._latency(status))
-        self.view, self.looked_at = view, time.time()
-        return view
-
-    def problem(self) -> str | None:
-        """Why nothing can be extracted now; None when it can, or before the first look."""
-        view = self.view
-        if view is None or view.capture == "on":
-            return None
-        return f"engine {view.url} ({view.capture}): {view.detail}"
+            view = view_of(self._engine.url, status, self._latency(status))
+        self.view = view.model_copy(update={"set_aside": self._aside(view.url, view.start_id)})
+        return self.view
 
     def _latency(self, status: dict[str, Any]) -> Latency | None:
         report = read_report(status)
@@ -62,18 +55,28 @@ class EngineMonitor:
             return None
 
 
-def _view(url: str, status: dict[str, Any], latency: Latency | None) -> EngineView:
-    in_flight = status.get("in_flight")
-    try:
-        return EngineView(
-            url=url,
-            capture="on" if status.get("capture") == "on" else "off",
-            detail=status.get("reason"),
-            layers=status.get("layers"),
-            fingerprint_id=status.get("fingerprint_id"),
-            in_flight=in_flight.get("claims") if isinstance(in_flight, dict) else None,
-            latency=latency,
-        )
-    except ValidationError as error:
-        detail = f"its status is none of this version ({describe(error)})"
-        return EngineView(url=url, capture="off", detail=detail, latency=latency)
+class Monitors:
+    """A monitor for each engine."""
+
+    def __init__(self, engines: Engines) -> None:
+        self.each = [EngineMonitor(engine, engines.aside.why) for engine in engines.each]
+
+    def look(self) -> list[EngineView]:
+        """Look at every engine now. Never raises."""
+        return [monitor.look() for monitor in self.each]
+
+    @property
+    def views(self) -> list[EngineView]:
+        """The last look at each engine that was looked at."""
+        return [monitor.view for monitor in self.each if monitor.view is not None]
+
+    def problem(self) -> str | None:
+        """Why nothing can be extracted now; None when it can, or while an engine was not looked at yet."""
+        views = self.views
+        reasons = [trouble(view) for view in views]
+        return None if len(views) < len(self.each) or None in reasons else "; ".join(filter(None, reasons))
+
+    def unfit(self, needs: Needs) -> str | None:
+        """Why no engine can serve an extraction now; None when one can, or one was not looked at yet."""
+        views = self.views
+        return None if len(views) < len(self.each) else none_fits(views, needs)

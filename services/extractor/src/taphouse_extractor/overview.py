@@ -1,4 +1,4 @@
-"""Builds what the API says of jobs and queue, from progress (store), Redis and the engine's last look."""
+"""Builds what the API says of jobs and queue, from progress (store), Redis and the engines' last looks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taphouse.wire import Batches, Consumer, Governor, Job, JobState, QueueStatu
 from taphouse_extractor import consumers
 from taphouse_extractor.jobs import BatchQueue
 from taphouse_extractor.leases import Leases
-from taphouse_extractor.monitor import EngineMonitor
+from taphouse_extractor.monitor import Monitors
 from taphouse_extractor.progress import JobProgress, Progress, rate
 from taphouse_extractor.records import BatchRef
 from taphouse_extractor.states import Facts, state_of
@@ -51,12 +51,12 @@ class Overview:
         ledger: Ledger,
         queue: BatchQueue,
         leases: Leases,
-        monitor: EngineMonitor,
+        monitors: Monitors,
         governor: Callable[[], Governor | None] = lambda: None,
     ) -> None:
         self._governor = governor
         self._progress, self._store, self._ledger = progress, store, ledger
-        self._queue, self._leases, self._monitor = queue, leases, monitor
+        self._queue, self._leases, self._monitors = queue, leases, monitors
 
     def live(self) -> Live:
         """Look at Redis. Never raises: the store alone still answers for jobs."""
@@ -88,7 +88,11 @@ class Overview:
         live, jobs = self.live(), self._progress.refresh()
         if tenant is not None:
             jobs = [job for job in jobs if job.record.tenant == tenant]
-        return [describe(job, live) for job in jobs[-limit:][::-1]]
+        return [self._describe(job, live) for job in jobs[-limit:][::-1]]
+
+    def _describe(self, job: JobProgress, live: Live) -> Job:
+        unfit = None if job.complete or job.held else self._monitors.unfit(job.needs)
+        return describe(job, live, unfit)
 
     @property
     def tally(self) -> Tally:
@@ -111,17 +115,17 @@ class Overview:
     def job(self, job_id: str) -> Job:
         """One job, with its first failures. Raises `NotFound`."""
         job = self._progress.refresh_one(job_id)
-        return describe(job, self.live()).model_copy(update={"failures": list(job.failures)})
+        return self._describe(job, self.live()).model_copy(update={"failures": list(job.failures)})
 
     def queue(self, paused: str | None) -> QueueStatus:
         """The whole of it. `paused` says why nothing is fed now."""
         live, jobs, now = self.live(), self._progress.refresh(), time.time()
-        described = [describe(job, live) for job in jobs]
+        described = [self._describe(job, live) for job in jobs]
         recent = list(chain.from_iterable(job.recent for job in jobs))
         since = min((job.record.created_at for job in jobs if job.recent), default=now)
         rates = [rate(recent, window, since=since, now=now) for window in WINDOWS_S]
         left = sum(job.rows_left for job in jobs)
-        view, head = self._monitor.view, self._ledger.head()
+        head = self._ledger.head()
         return QueueStatus(
             depth=_sum([job.batches for job in described]),
             jobs=dict(Counter(job.state for job in described)),
@@ -130,7 +134,7 @@ class Overview:
             eta_s=_eta(left, [job for job in jobs if job.rows_left], now),
             paused=live.problem or paused,
             workers=list(live.workers),
-            engines=[view] if view else [],
+            engines=self._monitors.views,
             governor=self._governor(),
             consumers=read_consumers(self._store, head),
             ledger_head=head,
@@ -138,8 +142,8 @@ class Overview:
         )
 
 
-def describe(job: JobProgress, live: Live) -> Job:
-    """One job as the wire has it."""
+def describe(job: JobProgress, live: Live, unfit: str | None = None) -> Job:
+    """One job as the wire has it. `unfit` says why no engine can serve it now."""
     record, now, job_id = job.record, time.time(), job.record.id
     queued, running, waiting = (
         sum(ref.job_id == job_id and ref.batch not in job.finished for ref in refs)
@@ -154,7 +158,6 @@ def describe(job: JobProgress, live: Live) -> Job:
             running=running,
             succeeded_rows=job.succeeded,
             failed_rows=job.failed,
-            fatal=job.fatal is not None,
             paused=job.paused,
             stops=record.options.on_error == "fail",
         )
@@ -168,7 +171,7 @@ def describe(job: JobProgress, live: Live) -> Job:
         id=job_id,
         name=record.name,
         state=state,
-        reason=_reason(job, state, live),
+        reason=_reason(job, state, live, unfit),
         options=record.options,
         owner=record.owner,
         tenant=record.tenant,
@@ -189,15 +192,15 @@ def describe(job: JobProgress, live: Live) -> Job:
     )
 
 
-def _reason(job: JobProgress, state: JobState, live: Live) -> str | None:
-    if job.fatal:
-        return job.fatal
+def _reason(job: JobProgress, state: JobState, live: Live, unfit: str | None) -> str | None:
     if state is JobState.FAILED and job.failures:
         return f"no row made a sample; the first: {job.failures[0].reason}"
     if job.stopped and not job.complete:
         return f"a row failed: {job.failures[0].reason}" if job.failures else "a row failed"
     if state.final:
         return None
+    if unfit is not None and state is not JobState.SPOOLING:
+        return f"it waits: {unfit}"
     reasons = [
         reason
         for ref, reason in live.reasons

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, groupby
 
@@ -29,6 +30,7 @@ from taphouse.shards import (
 )
 from taphouse.wire import JobOptions, RowFailure
 from taphouse_extractor.engine import Capture, Engine, in_order, meta_of
+from taphouse_extractor.engines import Engines
 from taphouse_extractor.errors import (
     BadRow,
     CaptureFailed,
@@ -37,6 +39,7 @@ from taphouse_extractor.errors import (
     RowRefused,
     error_code,
 )
+from taphouse_extractor.fitting import Needs
 from taphouse_extractor.moves import Moves, halves
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records
 from taphouse_extractor.rows import Mask, Numbered, Prompt, number_rows, parse_row, to_prompt
@@ -45,16 +48,26 @@ from taphouse_extractor.stages import StageClock
 __all__ = ["Pipeline", "pin_of", "to_sample"]
 
 log = logging.getLogger(__name__)
+GIVEN_UP = "given_up"
 LOST = "made no sample when its batch was sealed; a worker that died since knew why"
 LOCKS = 16
 """Lock files of a job: batches share them, so that a job of many batches leaves few."""
 
 
+@dataclass
+class _Run:
+    """What a run finds out beside its shard: reasons by row number, and the engine that served it."""
+
+    clock: StageClock
+    failures: dict[int, RowFailure] = field(default_factory=dict)
+    engine: str | None = None
+
+
 class Pipeline:
     """Runs batches. `concurrency` rows of a batch are with the engine at once."""
 
-    def __init__(self, records: Records, ledger: Ledger, engine: Engine, concurrency: int) -> None:
-        self._records, self._ledger, self._engine = records, ledger, engine
+    def __init__(self, records: Records, ledger: Ledger, engines: Engines, concurrency: int) -> None:
+        self._records, self._ledger, self._engines = records, ledger, engines
         self._moves = Moves(records.store)
         self._concurrency = concurrency
 
@@ -63,8 +76,8 @@ class Pipeline:
 
         `waited_s` is how long it was queued, for the outcome's stages.
 
-        Raises `EngineUnavailable`, `EngineTimeout` and `StoreError`s (nothing is decided: run it again), and
-        `JobCancelled`.
+        Raises `EngineUnavailable`, `EngineChanged`, `EngineTimeout` and `StoreError`s (nothing is decided:
+        run it again), and `JobCancelled`.
         """
         known = self._records.outcome(ref)
         if known is not None:
@@ -72,29 +85,22 @@ class Pipeline:
         job = self._records.job(ref.job_id)
         if self._moved(ref):  # whoever moved its rows died before saying so
             return self._put_moved(ref, len(self._numbers(job, ref)))
-        failures: dict[int, RowFailure] = {}
-        clock = StageClock(waited_s)
-        try:
-            facts = self._shard(job, ref, failures, clock)
-        except EngineChanged as error:
-            return self.fail(job, ref, str(error), kind=error_code(error), fatal=True)
-        gone = None
+        run = _Run(StageClock(waited_s))
+        facts, gone = self._shard(job, ref, run), None
         if facts is not None:
-            with clock.stage("ledger"):
+            with run.clock.stage("ledger"):
                 gone = self._ledger.append(facts).gone
-        outcome = self._record(job, ref, facts, failures, clock.seconds)
+        outcome = self._record(job, ref, facts, run)
         if facts is not None and gone is not None:  # another run's shard was consumed and taken away since
             self._records.store.delete(facts.path)
         return outcome
 
-    def _shard(
-        self, job: JobRecord, ref: BatchRef, failures: dict[int, RowFailure], clock: StageClock
-    ) -> ShardFacts | None:
+    def _shard(self, job: JobRecord, ref: BatchRef, run: _Run) -> ShardFacts | None:
         """Seal the batch's shard, or find it sealed; None when no row makes a sample."""
         store, path = self._records.store, shard_path(job.shard_of(ref.batch))
         if store.exists(path):
             return describe_shard(store.local_path(path), path=path)
-        samples = clock.waiting("capture", self._samples(job, ref, failures))
+        clock, samples = run.clock, run.clock.waiting("capture", self._samples(job, ref, run))
         first = next(samples, None)
         if first is None:
             return None
@@ -106,37 +112,39 @@ class Pipeline:
                         writer.add(sample)
                     added += 1
                 except InvalidSample as error:
-                    failures[row.row] = _failure(row, error.detail, error_code(error))
+                    run.failures[row.row] = _failure(row, error.detail, error_code(error))
             with self._deciding(ref), clock.stage("seal"):
                 if self._records.outcome(ref) is not None or self._moved(ref):
                     raise JobCancelled(f"batch {ref} was decided while it ran")
                 return writer.seal() if added else None
 
     def _samples(
-        self, job: JobRecord, ref: BatchRef, failures: dict[int, RowFailure]
+        self, job: JobRecord, ref: BatchRef, run: _Run
     ) -> Iterator[tuple[Numbered, Capture, Sample]]:
-        """The batch's rows as samples, in order; rows that make none go to `failures`, by row number."""
-        run = partial(self._run_row, job.options)
-        for row, result in in_order(run, self._rows(job, ref), self._concurrency):
-            if self._records.cancelled(job.id):
-                raise JobCancelled(f"job {job.id} was cancelled")
-            if isinstance(result, RowFailure):
-                failures[row.row] = result
-                continue
-            capture, sample = result
-            here = pin_of(capture)
-            changed = self._records.pin(job.id, here).differs(here)
-            if changed:
-                raise EngineChanged(f"the engine changed during the job: {changed}. Start a new job for it")
-            yield row, capture, sample
+        """The batch's rows as samples, in order, all from one engine; rows that make none become failures."""
+        needs = Needs(job.options.layers, self._records.pinned(job.id))
+        with self._engines.using(needs) as engine:
+            run.engine, to_engine = engine.url, partial(self._run_row, engine, job.options)
+            for row, result in in_order(to_engine, self._rows(job, ref), self._concurrency):
+                if self._records.cancelled(job.id):
+                    raise JobCancelled(f"job {job.id} was cancelled")
+                if isinstance(result, RowFailure):
+                    run.failures[row.row] = result
+                    continue
+                capture, sample = result
+                here = pin_of(capture)
+                changed = self._records.pin(job.id, here).differs(here)
+                if changed:
+                    raise EngineChanged(f"engine {engine.url} is not the job's any more: {changed}")
+                yield row, capture, sample
 
     def _run_row(
-        self, options: JobOptions, row: Numbered
+        self, engine: Engine, options: JobOptions, row: Numbered
     ) -> tuple[Numbered, RowFailure | tuple[Capture, Sample]]:
         """One row through the engine; what is the row's own fault becomes its `RowFailure`."""
         try:
             prompt = to_prompt(row, parse_row(row.line), options)
-            capture = self._engine.capture(prompt.body)
+            capture = engine.capture(prompt.body)
             if options.max_length is not None and capture.prompt_len > options.max_length:
                 reason = f"{capture.prompt_len} tokens are more than max_length {options.max_length}"
                 return row, _failure(row, reason, "too_long", skipped=True)
@@ -146,14 +154,7 @@ class Pipeline:
         except InvalidSample as error:
             return row, _failure(row, error.detail, error_code(error))
 
-    def _record(
-        self,
-        job: JobRecord,
-        ref: BatchRef,
-        facts: ShardFacts | None,
-        failures: dict[int, RowFailure],
-        stages: dict[str, float],
-    ) -> Outcome:
+    def _record(self, job: JobRecord, ref: BatchRef, facts: ShardFacts | None, run: _Run) -> Outcome:
         """Record the outcome: what the sealed shard really holds has succeeded, the rest has failed."""
         rows = list(self._rows(job, ref))
         sealed, codec = set[str](), None
@@ -169,27 +170,28 @@ class Pipeline:
                 batch=ref.batch,
                 rows=len(rows),
                 succeeded=len(rows) - len(missing),
-                failures=tuple(failures.get(row.row) or _failure(row, LOST, "lost") for row in missing),
+                failures=tuple(run.failures.get(row.row) or _failure(row, LOST, "lost") for row in missing),
                 shard=facts.shard if facts else None,
                 tokens=facts.tokens if facts else 0,
                 bytes=facts.bytes if facts else 0,
                 raw_bytes=facts.raw_bytes if facts else 0,
                 fingerprint_id=facts.fingerprint_id if facts else None,
                 codec=codec,
-                stages={name: round(seconds, 6) for name, seconds in stages.items()},
+                engine=run.engine if facts else None,
+                stages={name: round(seconds, 6) for name, seconds in run.clock.seconds.items()},
                 finished_at=time.time(),
             )
         )
 
-    def fail(
-        self, job: JobRecord, ref: BatchRef, reason: str, *, kind: str = "given_up", fatal: bool = False
-    ) -> Outcome:
-        """Record that no row of a batch made a sample, all for one reason; `fatal` fails the job too."""
+    def fail(self, job: JobRecord, ref: BatchRef, reason: str) -> Outcome:
+        """Record that a batch was given up: no row of it made a sample, all for one reason."""
         try:
-            failures = tuple(_failure(row, reason, kind) for row in self._rows(job, ref))
+            failures = tuple(_failure(row, reason, GIVEN_UP) for row in self._rows(job, ref))
         except StoreError as error:  # its rows are lost: what is left of them is their numbers
             reason = f"{reason} ({error.message})"
-            failures = tuple(RowFailure(row=row, reason=reason, kind=kind) for row in self._numbers(job, ref))
+            failures = tuple(
+                RowFailure(row=row, reason=reason, kind=GIVEN_UP) for row in self._numbers(job, ref)
+            )
         return self._records.put_outcome(
             Outcome(
                 job_id=job.id,
@@ -197,7 +199,6 @@ class Pipeline:
                 rows=len(failures),
                 succeeded=0,
                 failures=failures,
-                fatal=reason if fatal else None,
                 finished_at=time.time(),
             )
         )

@@ -16,8 +16,9 @@ from itertools import islice
 from taphouse.errors import StoreError
 from taphouse.wire import Rate, RowFailure
 from taphouse_extractor.errors import NotFound
+from taphouse_extractor.fitting import Needs
 from taphouse_extractor.moves import Move, Moves, superseded
-from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Records
+from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records
 from taphouse_extractor.tally import Tally
 
 __all__ = ["Done", "JobProgress", "Progress", "rate"]
@@ -45,6 +46,7 @@ class JobProgress:
     """What is known of one job."""
 
     record: JobRecord
+    pin: Pin | None = None
     cancelled_at: float | None = None
     paused: bool = False
     moves: list[Move] = field(default_factory=list)
@@ -57,7 +59,6 @@ class JobProgress:
     bytes: int = 0
     raw_bytes: int = 0
     fingerprint_id: str | None = None
-    fatal: str | None = None
     finished_at: float | None = None
     failures: list[RowFailure] = field(default_factory=list)
     recent: deque[Done] = field(default_factory=deque)
@@ -88,6 +89,11 @@ class JobProgress:
         return self.cancelled or self.paused or self.stopped
 
     @property
+    def needs(self) -> Needs:
+        """What its batches ask of an engine."""
+        return Needs(self.record.options.layers, self.pin)
+
+    @property
     def rows_left(self) -> int:
         """Rows without an outcome; none are left of a job that was cancelled or stopped."""
         return (
@@ -108,7 +114,6 @@ class JobProgress:
         self.moves.append(move)
         if move.of is None:
             self.failed -= move.rows
-            self.fatal = None
             self.failures = [f for f in self.failures if f.skipped or not move.has(f.row)]
 
     def count(self, outcome: Outcome) -> None:
@@ -123,8 +128,6 @@ class JobProgress:
         self.bytes += outcome.bytes
         self.raw_bytes += outcome.raw_bytes
         self.fingerprint_id = self.fingerprint_id or outcome.fingerprint_id
-        if not any(move.of is None and move.first > outcome.batch for move in self.moves):
-            self.fatal = self.fatal or outcome.fatal
         self.finished_at = max(self.finished_at or 0.0, outcome.finished_at)
         stands = (f for f in outcome.failures if not superseded(self.moves, f.row, outcome.batch))
         self.failures.extend(islice(stands, max(0, KEEP_FAILURES - len(self.failures))))
@@ -199,6 +202,7 @@ class Progress:
         if job.complete or _long_ago(job.cancelled_at, now):
             return
         job.paused = self._records.paused(job_id)
+        job.pin = job.pin or self._records.pinned(job_id)
         if job.cancelled_at is None:
             job.cancelled_at = self._records.cancelled_at(job_id)
         for batch in self._records.finished(job_id):

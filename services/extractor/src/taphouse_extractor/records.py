@@ -93,7 +93,7 @@ class Outcome(_Record):
     """What became of one batch: `succeeded + len(failures) + moved == rows`; skipped rows are failures.
 
     `stages` are the seconds that it took, by stage (`taphouse_extractor.stages`).
-    `shard` is None when no row succeeded. `fatal` says why the whole batch, and so the job, failed.
+    `shard` is None when no row succeeded. `engine` is the URL of the one that made the shard.
     """
 
     version: int = 1
@@ -109,8 +109,8 @@ class Outcome(_Record):
     raw_bytes: int = 0
     fingerprint_id: str | None = None
     codec: str | None = None
+    engine: str | None = None
     stages: dict[str, float] = {}
-    fatal: str | None = None
     finished_at: float
 
 
@@ -215,6 +215,11 @@ class Records:
         if put_json_new(self.store, path, engine.model_dump(mode="json")):
             return engine
         return _load(self.store, path, Pin)
+
+    def pinned(self, job_id: str) -> Pin | None:
+        """The pin in force; None while no batch of the job has met an engine."""
+        path = f"jobs/{job_id}/engine.json"
+        return _load(self.store, path, Pin) if self.store.exists(path) else None
 
     def finished(self, job_id: str) -> list[int]:
         """Numbers of the batches that have an outcome."""

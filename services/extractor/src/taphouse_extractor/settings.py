@@ -7,19 +7,44 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from taphouse.logs import LogFormat
 from taphouse_extractor.tokens import Tokens
 
-__all__ = ["Settings"]
+__all__ = ["EngineSettings", "Settings"]
 
 MIB, GIB = 1 << 20, 1 << 30
+SLICE_DIR = Path("/dev/shm/taphouse")
+ONE_ENGINE = ("engine_url", "engine_key", "engine_key_file", "slice_dir")
+
+
+class EngineSettings(BaseModel):
+    """One live vLLM server: where it is, the key of its tap, and its slice directory as we see it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    key: SecretStr | None = None
+    key_file: Path | None = None
+    slice_dir: Path = SLICE_DIR
+
+    @field_validator("url")
+    @classmethod
+    def _can_be_shown(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+            raise ValueError("an engine's URL is http(s)://host:port, and its key stands apart from it")
+        return url.rstrip("/")
+
+    def bearer(self) -> str | None:
+        """The key of its tap, None when it has none."""
+        return _secret("engine_key", self.key, self.key_file)
 
 
 class Settings(BaseSettings):
-    """One class for `api` and `worker`: both must agree on store, Redis, queue and engine."""
+    """One class for `api` and `worker`: both must agree on store, Redis, queue and engines."""
 
     model_config = SettingsConfigDict(
         env_prefix="TAPHOUSE_EXTRACTOR_",
@@ -56,7 +81,10 @@ class Settings(BaseSettings):
     engine_key: SecretStr | None = Field(default=None, description="Key of the tap's endpoint.")
     engine_key_file: Path | None = Field(default=None, description="File that holds it.")
     slice_dir: Path = Field(
-        default=Path("/dev/shm/taphouse"), description="The tap's slice directory, as this process sees it."
+        default=SLICE_DIR, description="The tap's slice directory, as this process sees it."
+    )
+    engines: tuple[EngineSettings, ...] = Field(
+        default=(), description="Several engines, in place of the four settings above."
     )
     engine_concurrency: int = Field(default=8, ge=1, le=256, description="Rows of a batch in flight at once.")
     engine_timeout_s: float = Field(default=600.0, gt=0, description="Longest wait for one row.")
@@ -176,7 +204,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _no_open_door(self) -> Settings:
-        self.engine_bearer()  # a key that can't be sent is said at the start
+        engines = self.each_engine()
+        for engine in engines:
+            engine.bearer()  # a key that can't be sent is said at the start
+        if len({engine.url for engine in engines}) < len(engines):
+            raise ValueError("engines names one URL twice")
         if urlsplit(self.redis()).scheme not in ("redis", "rediss", "unix"):
             raise ValueError("redis_url begins with none of redis://, rediss:// and unix://")
         if self.tokens().open and not self.allow_anonymous and not _is_loopback(self.host):
@@ -197,14 +229,21 @@ class Settings(BaseSettings):
         """Where Redis is, with what it asks for."""
         return _secret("redis_url", None, self.redis_url_file) or self.redis_url.get_secret_value()
 
-    def engine_bearer(self) -> str | None:
-        """The key of the tap's endpoint, None when it has none."""
-        return _secret("engine_key", self.engine_key, self.engine_key_file)
+    def each_engine(self) -> tuple[EngineSettings, ...]:
+        """Every engine, whichever way it was named; raises ValueError where both ways were used."""
+        if not self.engines:
+            key, file, slices = self.engine_key, self.engine_key_file, self.slice_dir
+            return (EngineSettings(url=self.engine_url, key=key, key_file=file, slice_dir=slices),)
+        both = [name for name in ONE_ENGINE if name in self.model_fields_set]
+        if both:
+            raise ValueError(f"engines names every engine with its key and slice_dir: take {both[0]} away")
+        return self.engines
 
     def secrets(self) -> list[str]:
         """What may stand in no log."""
         password = urlsplit(self.redis()).password
-        found = (self.bearer(), self.engine_bearer(), password, unquote(password or ""))
+        keys = [engine.bearer() for engine in self.each_engine()]
+        found = (self.bearer(), *keys, password, unquote(password or ""))
         return [secret for secret in found if secret]
 
 

@@ -28,7 +28,6 @@ class Facts:
     running: int
     succeeded_rows: int
     failed_rows: int
-    fatal: bool
     paused: bool = False
     stops: bool = False
 
@@ -40,7 +39,6 @@ class Facts:
 
 RULES: tuple[tuple[JobState, Callable[[Facts], bool]], ...] = (
     # complete first: cancelling a job that is complete changes nothing
-    (JobState.FAILED, lambda f: f.complete and f.fatal),
     (JobState.FAILED, lambda f: f.complete and f.succeeded_rows == 0 and f.failed_rows > 0),
     (JobState.FAILED, lambda f: f.stops and f.failed_rows > 0),
     (JobState.DONE, lambda f: f.complete),

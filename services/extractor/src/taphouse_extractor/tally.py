@@ -1,4 +1,5 @@
-"""Figures over all outcomes that a process saw: stages' durations, bytes by codec, rejected rows by kind."""
+"""Figures over all outcomes that a process saw: stages' durations, bytes by codec, samples by engine,
+rejected rows by kind."""
 
 from __future__ import annotations
 
@@ -43,6 +44,7 @@ class Tally:
     bytes: Counter[str] = field(default_factory=Counter)
     raw_bytes: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
+    engines: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
         """Count one outcome."""
@@ -52,4 +54,5 @@ class Tally:
         if outcome.shard is not None:
             self.bytes[outcome.codec or UNKNOWN] += outcome.bytes
             self.raw_bytes[outcome.codec or UNKNOWN] += outcome.raw_bytes
+            self.engines[outcome.engine or UNKNOWN] += outcome.succeeded
         self.rejected.update(failure.kind or UNKNOWN for failure in outcome.failures)

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from taphouse_extractor.aside import Aside
 from taphouse_extractor.engine import Engine
+from taphouse_extractor.engines import Engines
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.verdicts import Bounds
 from taphouse_extractor.leases import Leases, connect
 from taphouse_extractor.settings import Settings
 
-__all__ = ["bounds_of", "engine_of", "leases_of", "memory_of"]
+__all__ = ["aside_of", "bounds_of", "engines_of", "leases_of", "memory_of"]
 
 GOVERNOR_LEASE_S = 5.0
 
 
-def engine_of(settings: Settings) -> Engine:
-    """The engine of the settings."""
-    return Engine(
-        settings.engine_url,
-        slice_dir=settings.slice_dir,
-        key=settings.engine_bearer(),
-        timeout_s=settings.engine_timeout_s,
-        patience_s=settings.engine_patience_s,
-    )
+def engines_of(settings: Settings) -> Engines:
+    """The engines of the settings, and what Redis says of those that failed."""
+    engines = [
+        Engine(
+            engine.url,
+            slice_dir=engine.slice_dir,
+            key=engine.bearer(),
+            timeout_s=settings.engine_timeout_s,
+            patience_s=settings.engine_patience_s,
+        )
+        for engine in settings.each_engine()
+    ]
+    return Engines(engines, aside_of(settings))
+
+
+def aside_of(settings: Settings) -> Aside:
+    """Engines that are set aside, in the settings' Redis."""
+    return Aside(connect(settings.redis()), prefix=f"taphouse:{settings.queue_name}")
 
 
 def leases_of(settings: Settings) -> Leases:

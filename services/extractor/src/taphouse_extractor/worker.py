@@ -12,7 +12,7 @@ import redis
 
 from taphouse.errors import StoreDenied, StoreFull
 from taphouse.logs import fields
-from taphouse_extractor.errors import BatchBusy, EngineUnavailable, JobCancelled
+from taphouse_extractor.errors import BatchBusy, EngineChanged, EngineUnavailable, JobCancelled
 from taphouse_extractor.leases import Leases, Tries
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.records import BatchRef, Outcome
@@ -77,7 +77,7 @@ class BatchRunner:
             outcome = _traced(ref, links, waited_s)
         except JobCancelled as error:
             log.info("%s", error)
-        except (EngineUnavailable, StoreFull, StoreDenied) as error:
+        except (EngineUnavailable, EngineChanged, StoreFull, StoreDenied) as error:
             waits = links.leases.tries_of(ref).waits
             delay = max(getattr(error, "retry_after", None) or 0.0, self._backoff.after(waits))
             links.leases.count_wait(ref, str(error), delay_s=delay)
@@ -87,7 +87,7 @@ class BatchRunner:
             raise
         else:
             links.leases.forget(ref)
-            facts = outcome.model_dump(include={"shard", "tokens", "bytes", "stages"})
+            facts = outcome.model_dump(include={"shard", "engine", "tokens", "bytes", "stages"})
             log.info("%d of %d rows sealed", outcome.succeeded, outcome.rows, extra=facts)
 
     def _count_bad(self, ref: BatchRef, tries: Tries, leases: Leases, reason: str) -> None:

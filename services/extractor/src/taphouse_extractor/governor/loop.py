@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import redis
 
-from taphouse_extractor.errors import EngineError
+from taphouse_extractor.abreast import abreast
+from taphouse_extractor.errors import EngineError, EngineTimeout
 from taphouse_extractor.governor.law import decide, fresh, unseen
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.report import Follower, Report, merged, read_report
@@ -31,6 +33,9 @@ log = logging.getLogger(__name__)
 NOTE_LENGTH = 200
 REFUSED_AGAIN_S = 2.0
 """An engine that took no quota is told again after so long."""
+
+SILENT_AGAIN_S = 5.0
+"""An engine that gave no answer in time is asked again after so long."""
 
 
 class Governed(Protocol):
@@ -58,6 +63,7 @@ class _Link:
     told: dict[str, Any] | None = None
     told_at: float = 0.0
     refused: str | None = None
+    silent_at: float | None = None
 
     def forget(self) -> None:
         self.follower, self.report, self.told, self.refused = Follower(), None, None, None
@@ -110,7 +116,7 @@ class Governor:
         if not led:
             self._begin()
         order = self._memory.order()
-        seen = merged([found for link in self._links if (found := self._look(link)) is not None])
+        seen = merged([found for found in abreast(self._look, self._links) if found is not None])
         before, at = self._state, self._monotonic()
         if seen is None:
             self._state = unseen(self._bounds, before, at - self._ticked_at, order)
@@ -123,8 +129,7 @@ class Governor:
             self._leading = False  # the lease ran out meanwhile: another may act
             return False
         production = seen is not None and seen.production
-        for link in self._links:
-            self._tell(link, production)
+        abreast(partial(self._tell, production), self._links)
         return True
 
     def _begin(self) -> None:
@@ -136,8 +141,14 @@ class Governor:
         log.info("governor: leads, limit %g ms", self._state.limit_ms)
 
     def _look(self, link: _Link) -> Observation | None:
+        if link.silent_at is not None and self._monotonic() - link.silent_at < SILENT_AGAIN_S:
+            return None  # else each tick would wait for it
+        link.silent_at = None
         try:
             link.report = read_report(link.engine.status(timeout_s=self._timeout_s))
+        except EngineTimeout as error:
+            link.report, link.problem, link.silent_at = None, str(error), self._monotonic()
+            return None
         except EngineError as error:
             link.report, link.problem = None, str(error)
             return None
@@ -145,7 +156,7 @@ class Governor:
         link.problem = f"{link.engine.url}: {lacks}" if lacks else None
         return link.follower.take(link.report, self._monotonic())
 
-    def _tell(self, link: _Link, production: bool) -> None:
+    def _tell(self, production: bool, link: _Link) -> None:
         """Set an engine's quota where it changed or a third of its time is over."""
         if link.report is None or (link.report.isolation is None and link.report.latency is None):
             return

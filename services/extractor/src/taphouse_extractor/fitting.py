@@ -1,0 +1,84 @@
+"""Which engine can serve which job: what an engine's status says, against what a job asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from taphouse.wire import Engine as EngineView
+from taphouse.wire import Latency
+from taphouse_extractor.governor.report import read_report
+from taphouse_extractor.records import Pin
+from taphouse_extractor.rows import describe
+
+__all__ = ["Needs", "load_of", "misfit", "none_fits", "trouble", "view_of"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an extraction asks of an engine: the layers it names, and the engine that its job began with."""
+
+    layers: Sequence[int] | None = None
+    pin: Pin | None = None
+
+
+def view_of(url: str, status: dict[str, Any], latency: Latency | None = None) -> EngineView:
+    """An engine by its status, which is foreign input: one of another kind is an engine that is off."""
+    in_flight, isolation = status.get("in_flight"), read_report(status).isolation
+    try:
+        return EngineView(
+            url=url,
+            capture="on" if status.get("capture") == "on" else "off",
+            detail=status.get("reason"),
+            start_id=status.get("start_id"),
+            layers=status.get("layers"),
+            num_layers=status.get("num_layers"),
+            dtype=status.get("dtype"),
+            fingerprint_id=status.get("fingerprint_id"),
+            in_flight=in_flight.get("claims") if isinstance(in_flight, dict) else None,
+            held=isolation.held if isolation is not None else None,
+            latency=latency,
+        )
+    except ValidationError as error:
+        detail = f"its status is none of this version ({describe(error)})"
+        return EngineView(url=url, capture="off", detail=detail, latency=latency)
+
+
+def load_of(engine: EngineView) -> int:
+    """Captures that are in flight, and requests that its scheduler holds back for production."""
+    return (engine.in_flight or 0) + (engine.held or 0)
+
+
+def trouble(engine: EngineView) -> str | None:
+    """Why an engine captures nothing, or None."""
+    return None if engine.capture == "on" else f"engine {engine.url} ({engine.capture}): {engine.detail}"
+
+
+def misfit(engine: EngineView, needs: Needs) -> str | None:
+    """Why an engine can't serve an extraction now, or None. What its status leaves open is no reason."""
+    sick = trouble(engine)
+    if sick is not None:
+        return sick
+    tapped = frozenset(engine.layers) if engine.layers is not None else None
+    missing = sorted(set(needs.layers or ()) - tapped) if tapped is not None else []
+    if missing:
+        return f"engine {engine.url} doesn't tap layer {', '.join(map(str, missing))}"
+    if needs.pin is None:
+        return None
+    for name in ("fingerprint_id", "num_layers", "dtype"):
+        here, began = getattr(engine, name), getattr(needs.pin, name)
+        if here is not None and here != began:
+            return f"engine {engine.url}: {name} is {here}, the job began with {began}"
+    if needs.layers is None and tapped is not None and tapped != frozenset(needs.pin.layers):
+        now, then = (",".join(map(str, layers)) for layers in (sorted(tapped), needs.pin.layers))
+        return f"engine {engine.url}: layers are {now}, the job began with {then}"
+    return None
+
+
+def none_fits(engines: Sequence[EngineView], needs: Needs) -> str | None:
+    """Why none of these engines can serve an extraction now; None when one can."""
+    reasons = [misfit(engine, needs) for engine in engines]
+    return None if None in reasons else "no engine fits: " + "; ".join(filter(None, reasons))
