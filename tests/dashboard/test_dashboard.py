@@ -120,6 +120,21 @@ def test_the_trainer_is_shown_as_it_learns(page: Page, service: Cluster) -> None
     page.sees("#trainer-list", "ended", "no more entries", "loss 5.1")
 
 
+def test_a_trainer_that_ended_is_forgotten(page: Page, service: Cluster) -> None:
+    write_trainer(service, cursor=0, ended="stopped")
+    page.open()
+    page.sees("#trainer-list", "eagle", "ended", "Forget")
+    page.sees("#tiles", "Unconsumed", "for eagle")
+    page.sees("#retention", "All shards are kept")
+    page.one('#trainer-list [aria-label="Forget eagle"]').click()
+    page.sees("#ask", "Forget eagle?")
+    assert page.violations() == []
+    page.one("#ask-yes").click()
+    page.sees("#trainer-list", "None has written yet")
+    page.sees("#tiles", "no consumer yet")
+    assert not service.store.exists("consumers/eagle.json")
+
+
 def test_a_service_that_goes_away_is_said_and_comes_back(page: Page, service: Cluster) -> None:
     """SIGTERM ends the API although a stream is open; the page finds the next one by itself."""
     page.open()

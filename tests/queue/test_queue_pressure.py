@@ -42,3 +42,10 @@ def test_it_waits_for_a_consumer_and_goes_on(cluster: Cluster) -> None:
     assert all(entry.gone for entry in list(cluster.ledger.entries())[:5])
     assert sorted(ids, key=lambda name: int(name[4:])) == [f"row-{n}" for n in range(40)]
     assert cluster.client.job(job.id).succeeded == 40
+    reached(0)  # one that ended without a word, far behind
+    second = cluster.enqueue(20, batch_size=4)
+    wait_for("it waits again", lambda: "consumer t has not" in (cluster.client.queue().paused or ""))
+    cluster.client.forget_consumer("t")
+    wait_for("all of it waits for nobody", lambda: "no consumer" in (cluster.client.queue().paused or ""))
+    put_json(cluster.store, "consumers/new.json", {"name": "new", "cursor": 1000})
+    cluster.wait_done(second.id)

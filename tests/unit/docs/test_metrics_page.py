@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from tests.unit.docs.settings_tables import PAGE
 from tests.unit.extractor.test_metrics_parts import moment
 
-from taphouse.wire import Engine, Latency
+from taphouse.wire import Engine, Latency, Unconsumed
 from taphouse_extractor.metrics import Snapshot
 
 
@@ -18,7 +18,9 @@ def test_page_names_what_there_is() -> None:
     governor = full.queue.governor
     assert governor is not None
     governor = governor.model_copy(update={"slowdown": 1.0})
-    queue = full.queue.model_copy(update={"engines": [engine], "governor": governor})
+    queue = full.queue.model_copy(
+        update={"engines": [engine], "governor": governor, "unconsumed": Unconsumed(bound_bytes=1)}
+    )
     registry = CollectorRegistry()
     registry.register(Snapshot(type(full)(**{**vars(full), "queue": queue})))
     families = {family.name: family for family in registry.collect()}

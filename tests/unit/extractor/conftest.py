@@ -23,6 +23,7 @@ from taphouse.store import LocalStore
 from taphouse.wire import JobOptions
 from taphouse_extractor.api import Context, create_app
 from taphouse_extractor.aside import Aside
+from taphouse_extractor.backlog import Backlog
 from taphouse_extractor.direct import DirectExtraction, DirectLimits
 from taphouse_extractor.doctor import Doctor
 from taphouse_extractor.engine import Engine
@@ -213,6 +214,8 @@ def bench(tmp_path: Path, tap: FakeTap, engines: Engines) -> Bench:
         leases=leases,  # type: ignore[arg-type]
         monitors=monitors,
         governor=Panel(memory, enabled=True).shown,
+        unconsumed=Backlog(store, ledger, 0).shown,
+        retention=Retention(records, ledger, RetentionPolicy("consumed")).shown,
     )
     pipeline = Pipeline(records, ledger, engines, 3)
     return Bench(

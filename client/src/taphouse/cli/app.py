@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taphouse.cli import doctor, enqueue, extract, governor, jobs, queue, samples, shards, watch
+from taphouse.cli import consumers, doctor, enqueue, extract, governor, jobs, queue, samples, shards, watch
 from taphouse.cli.boundary import Boundary
 from taphouse.cli.exits import ExitCode
 from taphouse.cli.options import ApiUrl, Config, Debug, Output, OutputForm, Timeout, Token, TokenFile
@@ -31,6 +31,7 @@ app.add_typer(jobs.app, name="jobs")
 app.command("queue")(queue.queue)
 app.add_typer(shards.app, name="shards")
 app.add_typer(samples.app, name="samples")
+app.add_typer(consumers.app, name="consumers")
 app.command("watch")(watch.watch)
 app.command("governor")(governor.governor)
 app.command("doctor")(doctor.doctor)

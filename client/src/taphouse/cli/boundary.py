@@ -21,7 +21,18 @@ _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 """Base of all usage errors, wherever the installed typer keeps click."""
 
 
-ORDER = ("extract", "enqueue", "jobs", "queue", "shards", "watch", "governor", "doctor")
+ORDER = (
+    "extract",
+    "enqueue",
+    "jobs",
+    "queue",
+    "shards",
+    "samples",
+    "consumers",
+    "watch",
+    "governor",
+    "doctor",
+)
 
 
 DEBUG = "run it again with --debug and report it"

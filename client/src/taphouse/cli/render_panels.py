@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from taphouse.cli.render import STATE_STYLE, facts_grid, plain, table
+from taphouse.cli.render_consumers import heard, number_text
 from taphouse.cli.render_governor import governor_body, governor_text
-from taphouse.cli.render_queue import capture_text, heard, latency_of, number_text
+from taphouse.cli.render_queue import capture_text, latency_of
 from taphouse.cli.units import age, count, duration, milliseconds, per_second, ratio, size, spark
 from taphouse.wire import Consumer, Governor, Job, Latency, QueueStatus, Rate, ShardInfo
 

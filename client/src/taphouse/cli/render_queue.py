@@ -8,18 +8,17 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from taphouse.cli.render import facts_grid, plain, table
+from taphouse.cli.render_consumers import consumers_table, retention_text, unconsumed_text
 from taphouse.cli.render_governor import governor_facts
 from taphouse.cli.units import age, count, duration, milliseconds, per_second, ratio, size
-from taphouse.wire import Consumer, Engine, Latency, QueueStatus, Rate
+from taphouse.wire import Engine, Latency, QueueStatus, Rate
 
 __all__ = [
     "capture_text",
     "depth_text",
     "engine_problem",
     "extraction_state",
-    "heard",
     "latency_of",
-    "number_text",
     "queue_view",
     "rate_text",
 ]
@@ -98,11 +97,15 @@ def queue_view(status: QueueStatus, now: float | None = None) -> RenderableType:
         *((f"last {duration(rate.window_s)}", rate_text(rate)) for rate in status.rates),
         ("ledger head", count(status.ledger_head)),
     ]
+    if status.unconsumed is not None:
+        facts.append(("unconsumed", plain(unconsumed_text(status.unconsumed))))
+    if status.retention is not None:
+        facts.append(("retention", plain(retention_text(status.retention))))
     if status.governor is not None:
         facts += governor_facts(status.governor)
     parts: list[RenderableType] = [facts_grid(facts), "", _workers(status, now), "", _engines(status.engines)]
     if status.consumers:
-        parts += ["", _consumers(status, now)]
+        parts += ["", consumers_table(status, now)]
     return Group(*parts)
 
 
@@ -150,29 +153,3 @@ def _engines(engines: list[Engine]) -> RenderableType:
         )
     whose = " and ".join(sorted({latency_of(e.latency) for e in engines if e.latency})) or "all requests"
     return Group(result, Text(f"latencies are those of {whose}", "dim"))
-
-
-def _consumers(status: QueueStatus, now: float) -> RenderableType:
-    result = table(
-        "consumer", "cursor", "lag", "epoch", "step", "loss", "accuracy", "heard", right=("cursor", "lag")
-    )
-    for consumer in status.consumers:
-        result.add_row(
-            plain(consumer.name),
-            *(number_text(value) for value in (consumer.cursor, consumer.lag, consumer.epoch, consumer.step)),
-            "–" if consumer.loss is None else f"{consumer.loss:.3f}",
-            "–" if consumer.accuracy is None else f"{consumer.accuracy:.1%}",
-            f"ended {heard(consumer, now)}" if consumer.ended else heard(consumer, now),
-        )
-    return result
-
-
-def heard(consumer: Consumer, now: float) -> str:
-    """When a consumer last spoke, and why it ended where it did."""
-    when = age(consumer.updated_at, now)
-    return f"{when}: {consumer.ended}" if consumer.ended else when
-
-
-def number_text(value: float | None) -> str:
-    """A number without needless decimals; None → "–"."""
-    return "–" if value is None else f"{value:,.2f}".rstrip("0").rstrip(".")

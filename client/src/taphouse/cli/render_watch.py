@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from taphouse.cli.render_consumers import number_text, pressure_line, unconsumed_text
 from taphouse.cli.render_governor import governor_line
 from taphouse.cli.render_panels import (
     JOBS_SHOWN,
@@ -23,7 +24,7 @@ from taphouse.cli.render_panels import (
     side_by_side,
     trainer_panel,
 )
-from taphouse.cli.render_queue import engine_problem, extraction_state, latency_of, number_text
+from taphouse.cli.render_queue import engine_problem, extraction_state, latency_of
 from taphouse.cli.units import duration, milliseconds, per_second, size
 from taphouse.wire import Consumer, Engine, Job, QueueStatus, ShardInfo
 
@@ -91,6 +92,9 @@ def watch_view(moment: Moment, width: int = 100, height: int = 50) -> Renderable
         parts += [side_by_side(boxes[0], boxes[1]), side_by_side(boxes[2], boxes[3])]
     if status.governor is not None:
         parts.append(governor_panel(status.governor, height))
+    pressure = pressure_line(status)
+    if pressure is not None:
+        parts.append(pressure)
     if moment.jobs:
         parts.append(jobs_panel(moment.jobs, width < NARROW))
     left = (
@@ -99,6 +103,7 @@ def watch_view(moment: Moment, width: int = 100, height: int = 50) -> Renderable
         - ROWS_ABOVE
         - (2 if moment.problem else 0)
         - ((4 if height >= TALL else 1) if status.governor is not None else 0)
+        - (pressure is not None)
         - (min(len(moment.jobs), JOBS_SHOWN + 1) + 2 if moment.jobs else 0)
     )
     shown = moment.shards[-max(1, min(SHARDS_SHOWN, left - 3)) :]
@@ -125,6 +130,8 @@ def watch_line(moment: Moment) -> str:
             f"{per_second(rate.samples, 'samples')} {per_second(rate.tokens, 'tokens')} {size(rate.bytes)}/s"
         )
     parts.append(f"shards {status.ledger_head}{f' (+{moment.new_shards})' if moment.new_shards else ''}")
+    if status.unconsumed is not None:
+        parts.append(f"unconsumed {unconsumed_text(status.unconsumed)}")
     parts += [_consumer_line(consumer) for consumer in status.consumers] or ["no trainer"]
     parts += [_engine_line(engine) for engine in status.engines] or ["no engine"]
     if status.governor is not None:

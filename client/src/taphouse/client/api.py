@@ -28,6 +28,7 @@ from taphouse.client.bodies import (
 from taphouse.errors import ChecksumMismatch
 from taphouse.wire import (
     Check,
+    Consumer,
     ExtractRequest,
     Governor,
     GovernorMode,
@@ -248,6 +249,10 @@ class Taphouse:
         body = request.model_dump(exclude_none=True)
         answer = self._send("POST", "/v1/shards/prune", json=body, timeout=self._extract_timeout)
         return parse(answer, Pruned)
+
+    def forget_consumer(self, name: str) -> Consumer:
+        """Forget a consumer that will not go on: feeding and retention wait for it no more."""
+        return parse(self._send("POST", f"/v1/consumers/{segment(name)}/forget"), Consumer)
 
     def health(self) -> Health:
         """Whether the service answers at all."""

@@ -24,12 +24,7 @@ from taphouse.wire.jobs import (
     Row,
     RowFailure,
 )
-from taphouse.wire.queue import (
-    Consumer,
-    QueueStatus,
-    Rate,
-    Worker,
-)
+from taphouse.wire.queue import Consumer, QueueStatus, Rate, Retention, Unconsumed, Worker
 from taphouse.wire.samples import (
     FoundSample,
     SampleQuery,
@@ -74,6 +69,7 @@ __all__ = [
     "QueueStatus",
     "Rate",
     "Ready",
+    "Retention",
     "Row",
     "RowFailure",
     "SampleQuery",
@@ -81,5 +77,6 @@ __all__ = [
     "SamplesFound",
     "ShardInfo",
     "ShardList",
+    "Unconsumed",
     "Worker",
 ]

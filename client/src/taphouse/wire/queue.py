@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from taphouse.wire.base import Answer
 from taphouse.wire.engines import Engine, Governor
 from taphouse.wire.jobs import Batches, JobState
 
-__all__ = ["Consumer", "QueueStatus", "Rate", "Worker"]
+__all__ = ["Consumer", "QueueStatus", "Rate", "Retention", "Unconsumed", "Worker"]
 
 
 class Rate(Answer):
@@ -50,6 +52,25 @@ class Consumer(BaseModel):
     updated_at: float | None = None
 
 
+class Unconsumed(Answer):
+    """Sealed shards that the slowest registered consumer has not reached; all while none is registered."""
+
+    shards: int = 0
+    bytes: int = 0
+    bound_bytes: int | None = Field(default=None, description="Extraction waits at so many; None: never.")
+    slowest: list[str] = Field(default=[], description="Consumers that all of it waits for.")
+    counted: bool = Field(default=True, description="False while older entries are still to be counted.")
+
+
+class Retention(Answer):
+    """When sealed shards are deleted, and what holds the next one."""
+
+    mode: Literal["keep", "consumed", "age"]
+    age_s: float | None = None
+    held: str | None = Field(default=None, description="Why no more are deleted; None at the ledger's end.")
+    held_by: list[str] = Field(default=[], description="Consumers that still need the next one.")
+
+
 class QueueStatus(Answer):
     """`GET /v1/queue`: all that a person watching wants to know, in one answer."""
 
@@ -63,5 +84,7 @@ class QueueStatus(Answer):
     engines: list[Engine]
     governor: Governor | None = Field(default=None, description="None without a governor.")
     consumers: list[Consumer]
+    unconsumed: Unconsumed | None = Field(default=None, description="None where it can't be counted.")
+    retention: Retention | None = Field(default=None, description="None where it can't be told.")
     ledger_head: int = Field(description="Sequence number of the newest ledger entry, 0 when empty.")
     updated_at: float

@@ -86,6 +86,8 @@ def build_api(settings: Settings) -> FastAPI:
         leases=leases,
         monitors=monitors,
         governor=panel.shown,
+        unconsumed=backlog.shown,
+        retention=retention.shown,
     )
     pulse = Pulse(lambda: overview.queue(gate.paused()), lambda: overview.jobs(WATCHED_JOBS))
     feeder = Feeder(
@@ -145,6 +147,7 @@ def build_api(settings: Settings) -> FastAPI:
         threads = [
             threading.Thread(target=feeder.run, args=(stop, settings.feeder_interval_s), name="feeder"),
             threading.Thread(target=pulse.run, args=(stop,), name="pulse"),
+            threading.Thread(target=backlog.run, args=(stop,), name="backlog"),
         ]
         for monitor in monitors.each:
             every = settings.engine_poll_s

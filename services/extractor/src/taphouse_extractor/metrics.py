@@ -84,6 +84,7 @@ class Snapshot(Collector):
         yield _labelled(
             "taphouse_consumer_lag_entries", "Ledger entries ahead of a consumer", "consumer", lags
         )
+        yield from self._unconsumed()
         yield GaugeMetricFamily(
             "taphouse_store_free_bytes", "Free space of the store", value=self._free_bytes
         )
@@ -96,6 +97,21 @@ class Snapshot(Collector):
         yield from self._batches()
         yield from self._engines()
         yield from self._governor()
+
+    def _unconsumed(self) -> Iterator[Metric]:
+        found = self._queue.unconsumed
+        if found is None:
+            return
+        yield GaugeMetricFamily(
+            "taphouse_unconsumed_shards",
+            "Shards that the slowest consumer has not reached",
+            value=found.shards,
+        )
+        yield GaugeMetricFamily("taphouse_unconsumed_bytes", "Bytes of those shards", value=found.bytes)
+        if found.bound_bytes is not None:
+            yield GaugeMetricFamily(
+                "taphouse_unconsumed_bound_bytes", "Extraction waits at so many", value=found.bound_bytes
+            )
 
     def _batches(self) -> Iterator[Metric]:
         stages = HistogramMetricFamily(

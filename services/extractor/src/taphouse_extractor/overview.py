@@ -13,7 +13,17 @@ import redis
 from taphouse.errors import StoreError
 from taphouse.ledger import Ledger
 from taphouse.store import Store
-from taphouse.wire import Batches, Consumer, Governor, Job, JobState, QueueStatus, Worker
+from taphouse.wire import (
+    Batches,
+    Consumer,
+    Governor,
+    Job,
+    JobState,
+    QueueStatus,
+    Retention,
+    Unconsumed,
+    Worker,
+)
 from taphouse_extractor import consumers
 from taphouse_extractor.jobs import BatchQueue
 from taphouse_extractor.leases import Leases
@@ -41,7 +51,10 @@ class Live:
 
 
 class Overview:
-    """Answers for jobs and queue. `governor` shows the governor, or None; it never raises."""
+    """Answers for jobs and queue.
+
+    `governor`, `unconsumed` and `retention` show those parts, or None; they never raise.
+    """
 
     def __init__(
         self,
@@ -53,8 +66,10 @@ class Overview:
         leases: Leases,
         monitors: Monitors,
         governor: Callable[[], Governor | None] = lambda: None,
+        unconsumed: Callable[[], Unconsumed | None] = lambda: None,
+        retention: Callable[[], Retention | None] = lambda: None,
     ) -> None:
-        self._governor = governor
+        self._governor, self._unconsumed, self._retention = governor, unconsumed, retention
         self._progress, self._store, self._ledger = progress, store, ledger
         self._queue, self._leases, self._monitors = queue, leases, monitors
 
@@ -137,6 +152,8 @@ class Overview:
             engines=self._monitors.views,
             governor=self._governor(),
             consumers=read_consumers(self._store, head),
+            unconsumed=self._unconsumed(),
+            retention=self._retention(),
             ledger_head=head,
             updated_at=now,
         )

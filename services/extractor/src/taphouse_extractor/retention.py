@@ -19,7 +19,8 @@ from typing import Literal
 from taphouse.errors import StoreBusy, TaphouseError
 from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.wire import Pruned, PruneRequest
-from taphouse_extractor.consumers import registered
+from taphouse.wire import Retention as View
+from taphouse_extractor.consumers import named, registered
 from taphouse_extractor.records import BatchRef, Records
 from taphouse_extractor.samples import LOCK
 
@@ -38,10 +39,11 @@ class RetentionPolicy:
 
 @dataclass(frozen=True)
 class _Limit:
-    """Entries up to `seq` may go; `why` says what holds the next."""
+    """Entries up to `seq` may go; `why` says what holds the next, `by` which consumers do."""
 
     seq: int
     why: str | None
+    by: tuple[str, ...] = ()
 
 
 class Retention:
@@ -80,6 +82,17 @@ class Retention:
         with self._records.store.lock(LOCK, wait=False):
             return self._prune(limit, before, f"deleted by retention: {why}")
 
+    def shown(self) -> View | None:
+        """The policy, and which consumers hold what it would delete; None where it can't be told."""
+        mode, limit = self._policy.mode, _Limit(0, None)
+        try:
+            if mode != "keep":
+                limit = self._acknowledged(without_consumers=mode == "age")
+        except TaphouseError:
+            return None
+        age_s = self._policy.age_s if mode == "age" else None
+        return View(mode=mode, age_s=age_s, held=limit.why, held_by=list(limit.by))
+
     def prune(self, request: PruneRequest) -> Pruned:
         """Prune what is asked for; waits for another's pruning."""
         with self._records.store.lock(LOCK):
@@ -93,11 +106,12 @@ class Retention:
         head, consumers = self._ledger.head(), registered(self._records.store)
         if not consumers:
             return _Limit(head, None) if without_consumers else _Limit(0, "no consumer is registered")
-        slowest = min(consumers, key=lambda consumer: consumer.acknowledged or 0)
-        done = min(slowest.acknowledged or 0, head)
-        return _Limit(
-            done, None if done == head else f"consumer {slowest.name} acknowledged {done} of {head} entries"
-        )
+        done = min(consumer.acknowledged or 0 for consumer in consumers)
+        if done >= head:
+            return _Limit(head, None)
+        holding = [consumer for consumer in consumers if (consumer.acknowledged or 0) == done]
+        why = f"consumer {named(holding, self._clock())} acknowledged {done} of {head} entries"
+        return _Limit(done, why, tuple(consumer.name for consumer in holding))
 
     def _prune(self, limit: _Limit, before: float | None, why: str, *, dry_run: bool = False) -> Pruned:
         shards, size, held, clean = 0, 0, limit.why, True

@@ -60,6 +60,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/shards"): Rule(Role.READ),
     ("GET", "/v1/shards/{name}"): Rule(Role.READ),
     ("POST", "/v1/shards/prune"): Rule(Role.ADMIN, wide=True),
+    ("POST", "/v1/consumers/{consumer}/forget"): Rule(Role.ADMIN, wide=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""Routes of sealed shards: the ledger, and the files."""
+"""Routes of sealed shards: the ledger, the files, and what waits for a consumer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fastapi import APIRouter, Query
 from fastapi.responses import FileResponse
 
 from taphouse.ledger import LedgerEntry
-from taphouse.wire import Pruned, PruneRequest, ShardInfo, ShardList
+from taphouse.wire import Consumer, Pruned, PruneRequest, ShardInfo, ShardList
+from taphouse_extractor import consumers
 from taphouse_extractor.api.context import Context, Here
 from taphouse_extractor.api.door import Asking, sees_job
 from taphouse_extractor.errors import NotFound
@@ -77,6 +78,15 @@ def download(here: Here, name: str) -> FileResponse:
 def prune(here: Here, request: PruneRequest) -> Pruned:
     """Take away shards that all consumers have acknowledged, or more by force. Their entries say so."""
     return here.retention.prune(request)
+
+
+@router.post("/v1/consumers/{consumer}/forget")
+def forget(here: Here, consumer: str) -> Consumer:
+    """Forget a consumer that will not go on: feeding and retention wait for it no more.
+
+    409 while it runs. One that comes back is registered again.
+    """
+    return consumers.forget(here.store, consumer)
 
 
 def _info(entry: LedgerEntry) -> ShardInfo:

@@ -37,7 +37,7 @@ function draw() {
   order.draw(status.governor, hello?.role === "admin" && hello.governor);
   engines(status);
   workers(status, now);
-  trainers(status, now);
+  trainers(status, now, hello?.role === "admin");
   plots.redraw();
   put($("headline"), lost ? "" : headline(status, point));
 }

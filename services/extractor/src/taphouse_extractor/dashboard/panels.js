@@ -1,6 +1,7 @@
 // What stands beside charts and jobs: tiles, shards, engines, workers, trainers.
 
-import { $, h, keyed, put, show } from "./dom.js";
+import { call } from "./api.js";
+import { $, ask, h, keyed, put, show, toast } from "./dom.js";
 import * as f from "./format.js";
 
 const SHARDS_SHOWN = 14;
@@ -10,9 +11,28 @@ const TILES = [
   ["Rows left", (s) => [f.count(s.rows_left), "", s.rows_left ? `about ${f.duration(s.eta_s)}` : "nothing to do"]],
   ["Batches", (s) => [f.count(s.depth.running), "running", `${f.count(s.depth.queued)} queued, ${f.count(s.depth.waiting)} waiting`]],
   ["Stored", (s, p) => [f.bytes(p.bytes), "a second", p.raw_bytes ? `${f.ratio(p.bytes, p.raw_bytes)} of raw` : "nothing lately"]],
+  ["Unconsumed", (s) => unconsumed(s.unconsumed)],
   ["Production", (s, p) => production(s.governor, p)],
   ["Extraction's limit", (s) => limit(s.governor)],
 ];
+
+function unconsumed(found) {
+  if (!found) return [f.none, "", "not counted"];
+  const unit = found.bound_bytes ? `of ${f.bytes(found.bound_bytes)}` : "";
+  const whose = found.slowest.length ? `for ${found.slowest.join(", ")}` : "no consumer yet";
+  return [f.bytes(found.bytes), unit, found.shards ? `${f.count(found.shards)} shards ${whose}` : "consumers are up to date", over(found) ? "warn" : "plain"];
+}
+
+/** One shard alone is never too much. */
+const over = (found) => Boolean(found?.bound_bytes) && found.shards > 1 && found.bytes >= found.bound_bytes;
+
+/** What waits for a consumer. */
+function holds(status, name) {
+  const held = [];
+  if (over(status.unconsumed) && status.unconsumed.slowest.includes(name)) held.push("feeding");
+  if (status.retention?.held_by.includes(name)) held.push("deletion");
+  return held;
+}
 
 function production(governor, point) {
   const slower = governor?.slowdown;
@@ -93,20 +113,26 @@ export function shards() {
   };
 }
 
+/** A button of an item: `[label, name, click]`. */
+function action([label, name, click] = ["", "", () => {}]) {
+  return h("p", { class: "orders", hidden: true }, h("button", { type: "button", "aria-label": name, click }, label));
+}
+
 function listed(id, items, key, none, facts) {
   const all = items.length ? items.map((item) => ({ key: key(item), ...facts(item) })) : [{ key: "", name: none, lines: [] }];
   keyed(
     $(id),
     all,
     (one) => one.key,
-    () => h("li", {}, h("div", { class: "head" }, h("strong"), h("span", { class: "pill" })), h("p", { class: "muted" })),
+    (one) => h("li", {}, h("div", { class: "head" }, h("strong"), h("span", { class: "pill" })), h("p", { class: "muted" }), action(one.action)),
     (element, one) => {
       put(element.firstElementChild.firstElementChild, one.name);
       const pill = element.firstElementChild.lastElementChild;
       show(pill, Boolean(one.pill));
       put(pill, one.pill);
       pill.dataset.kind = one.kind ?? "plain";
-      put(element.lastElementChild, one.lines.filter(Boolean).join(" · "));
+      put(element.children[1], one.lines.filter(Boolean).join(" · "));
+      show(element.children[2], Boolean(one.offered));
       element.classList.toggle("none", one.key === "");
     },
   );
@@ -138,15 +164,37 @@ export function workers(status, now) {
   }));
 }
 
-export function trainers(status, now) {
+async function forget(name) {
+  const text = "Nothing waits for it any more: feeding and deletion go on without it. If it comes back, it is registered again.";
+  if (!(await ask(`Forget ${name}?`, text, "Forget it"))) return;
+  try {
+    await call("POST", `v1/consumers/${encodeURIComponent(name)}/forget`);
+  } catch (error) {
+    toast(`Forget: ${error.message}`);
+  }
+}
+
+/** Those who read the ledger; `admin` may forget one that ended or fell silent. */
+export function trainers(status, now, admin) {
+  put($("retention"), retention(status.retention));
   listed("trainer-list", status.consumers, (c) => c.name, "None has written yet.", (one) => {
     const behind = one.lag === null ? null : one.lag ? `${f.count(one.lag)} shards behind` : "up with the ledger";
     const silent = !one.ended && one.updated_at !== null && now - one.updated_at > 300;
+    const held = holds(status, one.name);
     return {
       name: one.name,
+      action: ["Forget", `Forget ${one.name}`, () => forget(one.name)],
+      offered: admin && (one.ended || silent),
       pill: one.ended ? "ended" : silent ? "silent" : "training",
-      kind: one.ended ? "quiet" : silent ? "warn" : "good",
-      lines: [one.ended, one.step !== null && `step ${f.count(one.step)}`, `loss ${f.number(one.loss, 4)}`, `accuracy ${f.percent(one.accuracy)}`, behind, `wrote ${f.ago(one.updated_at, now)}`],
+      kind: one.ended ? (held.length ? "warn" : "quiet") : silent ? "warn" : "good",
+      lines: [one.ended, one.step !== null && `step ${f.count(one.step)}`, `loss ${f.number(one.loss, 4)}`, `accuracy ${f.percent(one.accuracy)}`, behind, held.length && `holds back ${held.join(" and ")}`, `wrote ${f.ago(one.updated_at, now)}`],
     };
   });
+}
+
+function retention(said) {
+  if (!said) return "";
+  if (said.mode === "keep") return "All shards are kept.";
+  const when = said.mode === "consumed" ? "once consumed" : `after ${f.duration(said.age_s)}`;
+  return `Shards are deleted ${when}${said.held ? `; ${said.held}` : ""}.`;
 }
