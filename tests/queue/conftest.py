@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import redis
 
@@ -74,12 +75,17 @@ class Cluster:
     api_port: int = field(default_factory=free_port)
     settings: dict[str, str] = field(default_factory=dict)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    places: dict[str, Path] = field(default_factory=dict)
+    """Where `store`, `slices` and `redis` are, when not in the directory."""
 
     def __post_init__(self) -> None:
-        self.store = LocalStore(self.directory / "store")
+        self.store = LocalStore(self.place("store"))
         self.ledger = Ledger(self.store)
         self.client = Taphouse(f"http://127.0.0.1:{self.api_port}", token=TOKEN)
         self.redis = redis.Redis(port=self.redis_port)
+
+    def place(self, name: str) -> Path:
+        return self.places.get(name, self.directory / name)
 
     def spawn(self, name: str, command: list[str], *, group: bool = False) -> subprocess.Popen[bytes]:
         """Start a process that logs to `<name>.log`; `group` gives it a process group of its own."""
@@ -88,7 +94,7 @@ class Cluster:
             "TAPHOUSE_EXTRACTOR_STORE": str(self.store.root),
             "TAPHOUSE_EXTRACTOR_REDIS_URL": f"redis://127.0.0.1:{self.redis_port}/0",
             "TAPHOUSE_EXTRACTOR_ENGINE_URL": f"http://127.0.0.1:{self.engine_port}",
-            "TAPHOUSE_EXTRACTOR_SLICE_DIR": str(self.directory / "slices"),
+            "TAPHOUSE_EXTRACTOR_SLICE_DIR": str(self.place("slices")),
             "TAPHOUSE_EXTRACTOR_TOKEN": TOKEN,
             "TAPHOUSE_EXTRACTOR_PORT": str(self.api_port),
             "TAPHOUSE_EXTRACTOR_MIN_FREE_BYTES": "0",
@@ -103,7 +109,7 @@ class Cluster:
 
     def start_redis(self, *options: str) -> subprocess.Popen[bytes]:
         """With an append-only file, as deployed."""
-        data = self.directory / "redis"
+        data = self.place("redis")
         data.mkdir(exist_ok=True)
         command = [str(redis_binary()), "--port", str(self.redis_port), "--dir", str(data)]
         process = self.spawn(
@@ -118,17 +124,24 @@ class Cluster:
         except redis.RedisError:
             return False
 
-    def start_engine(self, *, delay_s: float = 0.0, weights: str = "first") -> subprocess.Popen[bytes]:
+    def start_engine(
+        self, *, delay_s: float = 0.0, weights: str = "first", layers: str = "1,2,4"
+    ) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tests.queue.stand_in", str(self.engine_port)]
-        options = [str(self.directory / "slices"), "--delay-s", str(delay_s), "--weights", weights]
-        return self.spawn("engine", [*command, *options])
+        options = ["--delay-s", str(delay_s), "--weights", weights, "--layers", layers]
+        return self.spawn("engine", [*command, str(self.place("slices")), *options])
 
-    def start_api(self) -> subprocess.Popen[bytes]:
+    def trouble(self, **what: Any) -> None:
+        """Tell the stand-in engine to fail or hang from now on (`FakeTap`'s fields)."""
+        httpx.put(f"http://127.0.0.1:{self.engine_port}/trouble", json=what).raise_for_status()
+
+    def start_api(self, *, wait: bool = True) -> subprocess.Popen[bytes]:
         process = self.spawn("api", [sys.executable, "-m", "taphouse_extractor.main", "api"])
-        wait_for("API", self._api_answers)
+        if wait:
+            wait_for("API", self.api_answers)
         return process
 
-    def _api_answers(self) -> bool:
+    def api_answers(self) -> bool:
         try:
             return self.client.health().status == "ok"
         except Exception:
@@ -138,11 +151,13 @@ class Cluster:
         return self.spawn("worker", [sys.executable, "-m", "taphouse_extractor.main", "worker"])
 
     def start(self, *, workers: int = 1, delay_s: float = 0.0) -> None:
+        """All of it; the API starts together with the workers."""
         self.start_redis()
         self.start_engine(delay_s=delay_s)
-        self.start_api()
+        self.start_api(wait=False)
         for _ in range(workers):
             self.start_worker()
+        wait_for("API", self.api_answers)
 
     def stop(self, process: subprocess.Popen[bytes], how: int = signal.SIGTERM) -> None:
         process.send_signal(how)
@@ -163,10 +178,18 @@ class Cluster:
         assert job.succeeded + job.failed + job.skipped == job.rows
         return job
 
-    def sample_ids(self, after: int = 0) -> list[str]:
-        """Ids of all samples, in the ledger's order: a sample that was doubled stands twice."""
+    def check_whole(self, job: Job) -> None:
+        """Every row of a job has its sample once, checksums and all."""
+        assert (job.state.value, job.succeeded) == ("done", job.rows), job
+        got = sorted(self.sample_ids(job=job.id), key=lambda name: int(name[4:]))
+        assert got == [f"row-{n}" for n in range(job.rows)]
+
+    def sample_ids(self, after: int = 0, job: str | None = None) -> list[str]:
+        """Ids of all samples (of a job), in the ledger's order: a sample that was doubled stands twice."""
         ids = []
         for entry in self.ledger.entries(after):
+            if job not in (None, entry.job_id):
+                continue
             with open_shard(self.store.local_path(entry.path), sha256=entry.sha256) as shard:
                 ids += [sample.id for sample in shard]
         return ids

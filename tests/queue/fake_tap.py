@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taphouse.slices import Claim, SliceWriter, Trailer, fingerprint_id, new_tag, open_start
+from taphouse.slices import (
+    Claim,
+    DirectoryFull,
+    SliceWriter,
+    Trailer,
+    fingerprint_id,
+    new_tag,
+    open_start,
+)
 
 Answer = tuple[int, dict[str, str], dict[str, Any]]
 
@@ -47,6 +55,7 @@ def two_classes() -> dict[str, Any]:
 class FakeTap:
     """One engine start. `off` is why capture is off (503), `full` answers 429 that many times.
 
+    `failing` is a status that every capture is answered with, `hanging` keeps captures without an answer.
     `isolation` and `latency` are those sections of the status, None for a tap without; `quotas` what was set.
     """
 
@@ -60,6 +69,8 @@ class FakeTap:
     delay_s: float = 0.0
     off: str | None = None
     full: int = 0
+    failing: int = 0
+    hanging: bool = False
     requests: list[dict[str, Any]] = field(default_factory=list)
     isolation: dict[str, Any] | None = field(default_factory=two_classes)
     latency: dict[str, Any] | None = None
@@ -112,6 +123,21 @@ class FakeTap:
         }
 
     def capture(self, body: dict[str, Any]) -> Answer:
+        text, mask = _render(body)
+        no = self._refusal(body, text)
+        if no is not None:
+            return no
+        layers = tuple(body.get("layers") or self.layers)
+        if not set(layers) <= set(self.layers):
+            return refuse(422, f"layers: {layers} are not all tapped")
+        self._wait()
+        try:
+            return 200, {}, self._answer(text, mask, body, layers)
+        except DirectoryFull as error:  # as the endpoint does
+            return 429, {"Retry-After": "2"}, error_body(f"{error}; ask again later")
+
+    def _refusal(self, body: dict[str, Any], text: str) -> Answer | None:
+        """What a request is told instead of a capture, whatever it holds."""
         with self._lock:
             self.requests.append(body)
             stopped = self.isolation is not None and self.quota()["stopped"]
@@ -119,17 +145,18 @@ class FakeTap:
                 self.full -= not stopped
                 why = "extraction is stopped" if stopped else "slice directory full"
                 return 429, {"Retry-After": "1"}, error_body(why)
-        if self.off:
-            return refuse(503, f"capture is off: {self.off}")
-        text, mask = _render(body)
+        while self.hanging:
+            time.sleep(0.02)
+        if self.failing or self.off:
+            off = f"capture is off: {self.off}"
+            return refuse(self.failing or 503, off if self.off else "the engine is told to fail")
         if "REFUSE" in text:
             return refuse(422, "prompt: too long, at most 7 tokens")
-        if "BROKEN" in text:
-            return refuse(500, "the capture failed: row 3 is missing")
-        layers = tuple(body.get("layers") or self.layers)
-        if not set(layers) <= set(self.layers):
-            return refuse(422, f"layers: {layers} are not all tapped")
-        self._wait()
+        return refuse(500, "the capture failed: row 3 is missing") if "BROKEN" in text else None
+
+    def _answer(
+        self, text: str, mask: list[int], body: dict[str, Any], layers: tuple[int, ...]
+    ) -> dict[str, Any]:
         prompt = list(text.encode())
         generated = [97 + i % 26 for i in range(body["max_tokens"])]
         token_ids = prompt + generated
@@ -145,19 +172,15 @@ class FakeTap:
         }
         if body.get("return_loss_mask"):
             item["loss_mask"] = mask + [0] * len(generated)
-        return (
-            200,
-            {},
-            {
-                "start_id": self.start.start_id,
-                "fingerprint": self.fingerprint,
-                "fingerprint_id": fingerprint_id(self.fingerprint),
-                "layers": list(layers),
-                "num_layers": self.num_layers,
-                "dtype": "float32",
-                "data": [item],
-            },
-        )
+        return {
+            "start_id": self.start.start_id,
+            "fingerprint": self.fingerprint,
+            "fingerprint_id": fingerprint_id(self.fingerprint),
+            "layers": list(layers),
+            "num_layers": self.num_layers,
+            "dtype": "float32",
+            "data": [item],
+        }
 
     def _wait(self) -> None:
         with self._lock:

@@ -1,6 +1,8 @@
 """A `FakeTap` behind HTTP, as a process that tests start, kill and start again.
 
-python -m tests.queue.stand_in PORT SLICE_DIR [--delay-s 0.1] [--weights first]
+python -m tests.queue.stand_in PORT SLICE_DIR [--delay-s 0.1] [--weights first] [--layers 1,2,4]
+
+`PUT /trouble` with `{"failing": 500}` or `{"hanging": true}` makes captures do so until it is told otherwise.
 """
 
 from __future__ import annotations
@@ -35,9 +37,19 @@ class Handler(BaseHTTPRequestHandler):
         self._answer({})
 
     def do_POST(self) -> None:
-        self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self._answer(self._body())
 
-    do_PUT = do_POST
+    def do_PUT(self) -> None:
+        if self.path == "/trouble":
+            for name, value in self._body().items():
+                setattr(self.tap, name, value)
+            self._send(200, {}, b"{}")
+            return
+        self._answer(self._body())
+
+    def _body(self) -> dict[str, object]:
+        body: dict[str, object] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        return body
 
     def _answer(self, body: dict[str, object]) -> None:
         status, headers, answer = self.tap.handle(
@@ -62,8 +74,14 @@ def main() -> None:
     parser.add_argument("slice_dir", type=Path)
     parser.add_argument("--delay-s", type=float, default=0.0)
     parser.add_argument("--weights", default="first")
+    parser.add_argument("--layers", default="1,2,4")
     given = parser.parse_args()
-    Handler.tap = FakeTap(given.slice_dir, delay_s=given.delay_s, weights=given.weights)
+    Handler.tap = FakeTap(
+        given.slice_dir,
+        delay_s=given.delay_s,
+        weights=given.weights,
+        layers=tuple(int(layer) for layer in given.layers.split(",")),
+    )
     ThreadingHTTPServer(("127.0.0.1", given.port), Handler).serve_forever()
 
 

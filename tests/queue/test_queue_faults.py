@@ -1,4 +1,7 @@
-"""What is lost or doubled when processes die: nothing. Settings are production's."""
+"""What is lost or doubled when processes die: nothing. Settings are production's, but for the leases' length.
+
+`test_queue_resources.py` has a table of all faults.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import time
 import pytest
 import redis
 from tests.queue.conftest import Cluster, alive, children, wait_for
+
+BRIEF = {"TAPHOUSE_EXTRACTOR_LEASE_TTL_S": "3", "TAPHOUSE_EXTRACTOR_START_GRACE_S": "2"}
 
 
 def expected(rows: int) -> list[str]:
@@ -39,6 +44,7 @@ def test_a_dataset_becomes_shards_and_a_ledger(cluster: Cluster) -> None:
 
 
 def test_worker_and_horse_killed_in_the_middle_of_a_batch(cluster: Cluster) -> None:
+    cluster.settings = BRIEF
     cluster.start(workers=2, delay_s=2.0)
     victim = cluster.processes[-1]
     job = cluster.enqueue(32, batch_size=16)
@@ -144,6 +150,7 @@ def test_engine_started_with_other_weights_is_refused_until_the_first_are_back(c
 
 
 def test_api_killed_while_a_job_runs(cluster: Cluster) -> None:
+    cluster.settings = BRIEF
     cluster.start(delay_s=0.1)
     api = cluster.processes[2]
     job = cluster.enqueue(64, batch_size=8)

@@ -146,7 +146,7 @@ class FakeLeases:
         wiped, self.wiped = self.wiped, False
         return wiped
 
-    def ping(self) -> None:
+    def probe(self) -> None:
         if self.broken:
             raise redis.ConnectionError("away")
 

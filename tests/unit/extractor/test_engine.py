@@ -16,7 +16,14 @@ from tests.unit.extractor.conftest import Bench, Service, engine_of, engines_of
 
 from taphouse.samples import Witness
 from taphouse_extractor.engine import Engine, in_order
-from taphouse_extractor.errors import BadRow, CaptureFailed, EngineTimeout, EngineUnavailable, RowRefused
+from taphouse_extractor.errors import (
+    BadRow,
+    CaptureFailed,
+    EngineFailing,
+    EngineTimeout,
+    EngineUnavailable,
+    RowRefused,
+)
 from taphouse_extractor.monitor import EngineMonitor
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.records import BatchRef
@@ -239,17 +246,29 @@ def test_an_answer_of_wrong_values_is_a_failed_capture(tap: FakeTap, change: dic
         ({"fingerprint": {"weights": float("nan")}}, "NaN"),
     ],
 )
-def test_an_engine_of_impossible_facts_is_one_failure_a_row(
+def test_an_engine_of_impossible_facts_is_the_failure_of_a_row_alone(
     bench: Bench, change: dict[str, Any], message: str
 ) -> None:
     engine = tampering(bench.tap, lambda out: out.update(change))
-    job = bench.job([{"prompt": "hello"}, {"prompt": "again"}])
+    job = bench.job([{"prompt": "hello"}])
     outcome = Pipeline(bench.records, bench.ledger, engines_of(engine), 2).run(
         BatchRef(job_id=job.id, batch=0)
     )
-    assert (outcome.succeeded, len(outcome.failures), outcome.shard) == (0, 2, None)
-    assert all(message in failure.reason and "\n" not in failure.reason for failure in outcome.failures)
+    assert (outcome.succeeded, len(outcome.failures), outcome.shard) == (0, 1, None)
+    [failure] = outcome.failures
+    assert message in failure.reason and "\n" not in failure.reason
     assert bench.tap.slices_left() == []
+
+
+def test_an_engine_that_fails_every_row_of_a_batch_decides_nothing(bench: Bench) -> None:
+    rows = [{"prompt": "BROKEN"}, {"prompt": "BROKEN too"}]
+    job = bench.job(rows)
+    with pytest.raises(EngineFailing, match=r"none of 2 rows was captured: .* row 3 is missing"):
+        bench.pipeline.run(BatchRef(job_id=job.id, batch=0))
+    assert bench.records.finished(job.id) == []
+    mixed = bench.job([*rows, {"id": "no prompt"}])
+    outcome = bench.pipeline.run(BatchRef(job_id=mixed.id, batch=0))
+    assert [failure.kind for failure in outcome.failures] == ["capture_failed", "capture_failed", "bad_row"]
 
 
 @pytest.mark.parametrize(

@@ -77,11 +77,14 @@ class Doctor:
 
     def _check_redis(self) -> Check:
         try:
-            self._leases.ping()
+            self._leases.probe()
         except redis.RedisError as error:
-            advice = "Start Redis, and check redis_url. Nothing is lost: the queue is rebuilt from the store"
+            advice = (
+                "Start Redis or give it room, and check redis_url. "
+                "Nothing is lost: the queue is rebuilt from the store"
+            )
             return Check(check="redis", ok=False, detail=str(error), advice=advice)
-        return Check(check="redis", ok=True, detail="answers")
+        return Check(check="redis", ok=True, detail="answers, and takes writes")
 
     def _check_disk(self) -> Check:
         try:

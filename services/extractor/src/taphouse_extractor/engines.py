@@ -12,7 +12,7 @@ from types import TracebackType
 from taphouse.wire import Engine as EngineView
 from taphouse_extractor.aside import Aside
 from taphouse_extractor.engine import Engine
-from taphouse_extractor.errors import EngineError, EngineTimeout, EngineUnavailable, NoEngine
+from taphouse_extractor.errors import EngineError, EngineFailing, EngineTimeout, EngineUnavailable, NoEngine
 from taphouse_extractor.fitting import Needs, load_of, misfit, none_fits, view_of
 
 __all__ = ["Engines"]
@@ -57,7 +57,7 @@ class Engines:
         engine, view = self._choose(needs)
         try:
             yield engine
-        except (EngineUnavailable, EngineTimeout) as error:
+        except (EngineUnavailable, EngineTimeout, EngineFailing) as error:
             self.aside.put(engine.url, view.start_id, str(error))
             raise
 

@@ -18,6 +18,7 @@
     │   ├── EngineUnavailable          down, full, capture off: not the row's fault; wait
     │   │   └── NoEngine                   none of the engines can serve it now
     │   ├── EngineTimeout              no answer in time
+    │   ├── EngineFailing              it captured no row of a batch
     │   └── EngineChanged              other weights or layers than the job began with: wait for such
     ├── BatchBusy                  another worker holds the batch
     ├── JobCancelled               the job was cancelled while a batch of it ran
@@ -118,6 +119,10 @@ class EngineTimeout(EngineError):
     """The engine did not answer in time."""
 
 
+class EngineFailing(EngineError):
+    """The engine captured not one row of a batch."""
+
+
 class EngineChanged(EngineError):
     """The engine's weights or layers are not those that the job began with."""
 
@@ -162,6 +167,7 @@ HTTP: dict[type[Exception], HttpAnswer] = {
     CaptureFailed: HttpAnswer(502, "engine_error"),
     EngineUnavailable: HttpAnswer(503, "engine_error", 5),
     EngineTimeout: HttpAnswer(504, "engine_error"),
+    EngineFailing: HttpAnswer(502, "engine_error"),
     EngineChanged: HttpAnswer(503, "engine_error", 5),
     StoreFull: HttpAnswer(507, "store_error"),
     StoreError: HttpAnswer(503, "store_error", 30),

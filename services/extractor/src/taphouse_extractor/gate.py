@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
+from taphouse.errors import StoreError
 from taphouse.store import Store
 from taphouse_extractor.errors import NotAccepting
 from taphouse_extractor.monitor import Monitors
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "WriteProbe"]
+
+
+class WriteProbe:
+    """Whether the store takes what is written, found out by writing, at most once in `every_s` seconds."""
+
+    PATH, BLOCK = "probe", bytes(4096)
+
+    def __init__(
+        self, store: Store, every_s: float = 2.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._every_s, self._clock = store, every_s, clock
+        self._said: str | None = None
+        self._again_at = 0.0
+
+    def problem(self) -> str | None:
+        """Why it doesn't, or None. Never raises."""
+        if self._clock() >= self._again_at:
+            try:
+                self._store.put(self.PATH, self.BLOCK, durable=False)
+                self._said = None
+            except StoreError as error:
+                self._said = f"the store takes no writes: {error.message}"
+            self._again_at = self._clock() + self._every_s
+        return self._said
 
 
 class Gate:
-    """Looks at the store's free disk (at least `min_free_bytes` must be left), the engines and the operator.
+    """Looks at the store (it takes writes, `min_free_bytes` are left), the engines and the operator.
 
     `stopped` says why the operator stopped extraction, `backlog` why consumers must catch up first, or None.
     """
@@ -27,12 +53,16 @@ class Gate:
     ) -> None:
         self._store, self._monitors, self._min_free_bytes = store, monitors, min_free_bytes
         self._stopped, self._backlog = stopped, backlog
+        self._probe = WriteProbe(store)
 
     def disk_problem(self) -> str | None:
-        """Why nothing may be written now, or None."""
-        free = self._store.free_bytes()
+        """Why nothing may be written now, or None. Never raises."""
+        try:
+            free = self._store.free_bytes()
+        except StoreError as error:
+            return f"the store can't be used: {error.message}"
         if free >= self._min_free_bytes:
-            return None
+            return self._probe.problem()
         return f"the store has {free} bytes free, under the floor of {self._min_free_bytes}: free some space"
 
     def paused(self) -> str | None:

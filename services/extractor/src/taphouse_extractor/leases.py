@@ -5,6 +5,7 @@
 <prefix>:worker:<name>           a worker process that is alive
 <prefix>:leader                  the feeder that feeds
 <prefix>:known                   absent in a Redis that is new or was wiped
+<prefix>:probe                   written to see whether Redis takes writes
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ return 1
 """
 
 
-def connect(url: str, *, text: bool = True, timeout_s: float = 5.0) -> Client:
+def connect(url: str, *, text: bool = True, timeout_s: float = 3.0) -> Client:
     """A client that gives up after `timeout_s`; its answers are text, or bytes, which the queue wants."""
     client: Client = redis.Redis
     return client.from_url(
@@ -200,9 +201,9 @@ class Leases:
         """True once in a Redis that is new or was wiped."""
         return bool(self._redis.set(f"{self._prefix}:known", "1", nx=True))
 
-    def ping(self) -> None:
-        """Raise when Redis can't be used."""
-        self._redis.ping()
+    def probe(self) -> None:
+        """Write something: raises when Redis is away, full, or can't write its log."""
+        self._redis.set(f"{self._prefix}:probe", "1", px=self._ttl_ms)
 
     def _key(self, kind: str, ref: BatchRef) -> str:
         return f"{self._prefix}:{kind}:{ref}"

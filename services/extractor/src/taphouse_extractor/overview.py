@@ -40,7 +40,7 @@ WINDOWS_S = (60.0, 300.0)
 
 @dataclass(frozen=True)
 class Live:
-    """What Redis says now; all empty while it can't be reached, with the reason in `problem`."""
+    """What Redis says now; all empty while it can't be read. `problem` says why that, or writing, fails."""
 
     queued: frozenset[BatchRef] = frozenset()
     running: frozenset[BatchRef] = frozenset()
@@ -80,6 +80,11 @@ class Overview:
             tries, present = self._leases.tries(), self._leases.workers()
         except redis.RedisError as error:
             return Live(problem=f"Redis can't be used: {error}")
+        try:
+            self._leases.probe()
+            problem = None
+        except redis.RedisError as error:
+            problem = f"Redis takes no writes: {error}"
         running = frozenset(held) | frozenset(view.taken.values())
         by_worker = {worker: str(ref) for ref, worker in held.items()}
         return Live(
@@ -96,6 +101,7 @@ class Overview:
                 )
                 for name, facts in sorted(present.items())
             ),
+            problem=problem,
         )
 
     def jobs(self, limit: int, *, tenant: str | None = None) -> list[Job]:

@@ -35,6 +35,7 @@ from taphouse_extractor.errors import (
     BadRow,
     CaptureFailed,
     EngineChanged,
+    EngineFailing,
     JobCancelled,
     RowRefused,
     error_code,
@@ -76,8 +77,8 @@ class Pipeline:
 
         `waited_s` is how long it was queued, for the outcome's stages.
 
-        Raises `EngineUnavailable`, `EngineChanged`, `EngineTimeout` and `StoreError`s (nothing is decided:
-        run it again), and `JobCancelled`.
+        Raises `EngineUnavailable`, `EngineChanged`, `EngineTimeout`, `EngineFailing` and `StoreError`s
+        (nothing is decided: run it again), and `JobCancelled`.
         """
         known = self._records.outcome(ref)
         if known is not None:
@@ -137,6 +138,7 @@ class Pipeline:
                 if changed:
                     raise EngineChanged(f"engine {engine.url} is not the job's any more: {changed}")
                 yield row, capture, sample
+            _check_engine(run.failures, self._numbers(job, ref))
 
     def _run_row(
         self, engine: Engine, options: JobOptions, row: Numbered
@@ -254,6 +256,16 @@ class Pipeline:
             wanted, place = set(numbers), BatchRef(job_id=job.id, batch=home)
             lines = number_rows(self._records.row_lines(place), first_row=home * size, job_id=job.id)
             yield from (row for row in lines if row.row in wanted)
+
+
+def _check_engine(failures: dict[int, RowFailure], rows: Sequence[int]) -> None:
+    """Raise `EngineFailing` when the engine captured not one of several rows: that is hardly the rows' fault.
+
+    So the batch is run again; given up at last, it is halved until rows stand alone.
+    """
+    lost = [failure for failure in failures.values() if failure.kind == error_code(CaptureFailed(""))]
+    if 1 < len(lost) == len(rows):
+        raise EngineFailing(f"none of {len(lost)} rows was captured: {lost[0].reason}")
 
 
 def _failure(row: Numbered, reason: str, kind: str, *, skipped: bool = False) -> RowFailure:

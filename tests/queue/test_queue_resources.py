@@ -1,0 +1,172 @@
+"""What a service needs runs full, turns read-only, fails or hangs under it: it waits, says so, and goes on.
+
+All tests share one service, so each also shows that the one before left it whole. Where faults are tested:
+
+| fault | where |
+| --- | --- |
+| store full or read-only, slice directory full, Redis full, its log's disk full, Redis hangs | here |
+| engine answers 500, 429 or 503, engine hangs | here |
+| SIGKILL of worker, work-horse, API and feeder, Redis, engine | `test_queue_faults.py` |
+| Redis stopped or wiped, engine stopped, engine of another model | `test_queue_faults.py` |
+| a shard without its entry, a batch twice in the queue | `test_queue_faults.py` |
+| a poison row, a batch over its time | `test_queue_doors.py`, `tests/unit/extractor/test_halving.py` |
+| a real engine that goes away | `test_queue_engine.py` |
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.queue.conftest import Cluster, wait_for
+from tests.queue.disks import Disks
+
+from taphouse.errors import TaphouseError
+from taphouse.wire import Job
+
+QUICK = {
+    "TAPHOUSE_EXTRACTOR_BACKOFF_BASE_S": "0.1",
+    "TAPHOUSE_EXTRACTOR_BACKOFF_CAP_S": "0.5",
+    "TAPHOUSE_EXTRACTOR_FEEDER_INTERVAL_S": "0.2",
+    "TAPHOUSE_EXTRACTOR_ENGINE_POLL_S": "0.3",
+    "TAPHOUSE_EXTRACTOR_ENGINE_TIMEOUT_S": "1.5",
+    "TAPHOUSE_EXTRACTOR_ENGINE_PATIENCE_S": "0.5",
+}
+ROWS = 64
+
+
+@pytest.fixture(scope="module")
+def on_disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Disks]]:
+    directory = tmp_path_factory.mktemp("resources")
+    disks = Disks.make(directory / "disks", "store", "slices", "redis")
+    made = Cluster(
+        directory, settings=QUICK, places={name: disks.path(name) for name in ("store", "slices", "redis")}
+    )
+    try:
+        made.start(workers=2, delay_s=0.05)
+        yield made, disks
+    finally:
+        made.close()
+        disks.close()
+
+
+@pytest.fixture
+def cluster(on_disks: tuple[Cluster, Disks]) -> Cluster:
+    return on_disks[0]
+
+
+@pytest.fixture
+def disks(on_disks: tuple[Cluster, Disks]) -> Disks:
+    return on_disks[1]
+
+
+def begun(cluster: Cluster) -> Job:
+    """A job in the middle: some of its shards are sealed, most are not."""
+    head = cluster.ledger.head()
+    job = cluster.enqueue(ROWS, batch_size=8)
+    wait_for("a first shard", lambda: cluster.ledger.head() > head)
+    return job
+
+
+def paused(cluster: Cluster, why: str) -> None:
+    wait_for(f"it says {why!r}", lambda: why in (cluster.client.queue().paused or ""), 30)
+
+
+def stands(cluster: Cluster, job: Job, for_s: float = 0.5) -> None:
+    """The job doesn't end, and makes no failed rows, while the fault lasts."""
+    time.sleep(for_s)
+    now = cluster.client.job(job.id)
+    assert not now.state.final
+    assert now.failed == 0
+
+
+def refused(cluster: Cluster) -> str:
+    with pytest.raises(TaphouseError) as caught:
+        cluster.enqueue(1)
+    return str(caught.value)
+
+
+def test_store_full(cluster: Cluster, disks: Disks) -> None:
+    job = begun(cluster)
+    ballast = disks.fill("store")
+    paused(cluster, "No space left")
+    stands(cluster, job)
+    assert "No space left" in refused(cluster)
+    assert not cluster.client.ready().ready
+    ballast.unlink()
+    cluster.check_whole(cluster.wait_done(job.id))
+
+
+def test_store_read_only(cluster: Cluster, disks: Disks) -> None:
+    job = begun(cluster)
+    disks.remount("store", "ro")
+    paused(cluster, "Read-only")
+    stands(cluster, job)
+    assert "Read-only" in refused(cluster)
+    disks.remount("store", "rw")
+    cluster.check_whole(cluster.wait_done(job.id))
+
+
+def test_slice_directory_full(cluster: Cluster, disks: Disks) -> None:
+    job = begun(cluster)
+    ballast = disks.fill("slices")
+    wait_for("it says why", lambda: "unreserved bytes left" in (cluster.client.job(job.id).reason or ""))
+    stands(cluster, job)
+    ballast.unlink()
+    cluster.check_whole(cluster.wait_done(job.id))
+
+
+def test_redis_cannot_write_its_log(cluster: Cluster, disks: Disks) -> None:
+    job = begun(cluster)
+    ballast = disks.fill("redis")
+    paused(cluster, "Redis takes no writes: MISCONF")
+    stands(cluster, job)
+    ballast.unlink()
+    cluster.check_whole(cluster.wait_done(job.id))
+
+
+def test_redis_full(cluster: Cluster) -> None:
+    cluster.redis.config_set("maxmemory-policy", "noeviction")
+    job = begun(cluster)
+    cluster.redis.config_set("maxmemory", "1")
+    paused(cluster, "Redis takes no writes: ")
+    assert not cluster.client.ready().ready
+    stands(cluster, job)
+    cluster.redis.config_set("maxmemory", "0")
+    cluster.check_whole(cluster.wait_done(job.id))
+    wait_for("workers show again", lambda: len(cluster.client.queue().workers) == 2, 10)
+
+
+@pytest.mark.slow
+def test_redis_hangs(cluster: Cluster) -> None:
+    """Longer than a call to it waits."""
+    job = begun(cluster)
+    server = cluster.processes[0]
+    server.send_signal(signal.SIGSTOP)
+    try:
+        paused(cluster, "Redis can't be used: Timeout")
+        assert cluster.client.job(job.id).rows == ROWS
+    finally:
+        server.send_signal(signal.SIGCONT)
+    cluster.check_whole(cluster.wait_done(job.id))
+
+
+@pytest.mark.parametrize("status", [500, 429, 503])
+def test_engine_that_answers_no(cluster: Cluster, status: int) -> None:
+    job = begun(cluster)
+    cluster.trouble(failing=status)
+    wait_for("it says why", lambda: f"engine answered {status}" in (cluster.client.job(job.id).reason or ""))
+    stands(cluster, job)
+    cluster.trouble(failing=0)
+    cluster.check_whole(cluster.wait_done(job.id))
+
+
+def test_engine_that_hangs(cluster: Cluster) -> None:
+    job = begun(cluster)
+    cluster.trouble(hanging=True)
+    wait_for("it says why", lambda: "did not answer in time" in (cluster.client.job(job.id).reason or ""))
+    stands(cluster, job)
+    cluster.trouble(hanging=False)
+    cluster.check_whole(cluster.wait_done(job.id))
