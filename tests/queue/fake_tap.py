@@ -63,6 +63,8 @@ class FakeTap:
     weights: str = "first"
     layers: tuple[int, ...] = (1, 2, 4)
     num_layers: int = 4
+    max_model_len: int = 8192
+    seeds: bool = True
     hidden: int = 8
     tp_size: int = 2
     key: str | None = None
@@ -119,6 +121,8 @@ class FakeTap:
             "versions": {"vllm": "fake", "tap": "fake"},
             "canary": {"state": "passed"},
             "dtype": "float32",
+            "max_model_len": self.max_model_len,
+            "seeds": self.seeds,
             "in_flight": {"here": self._running, "claims": self._running + len(self.start.claims())},
         }
 

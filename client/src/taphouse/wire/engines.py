@@ -34,6 +34,7 @@ class Engine(Answer):
 
     `in_flight` counts captures, `held` extraction's requests that its scheduler holds back for production:
     their sum is the load by which a batch's engine is chosen. `set_aside` says why workers prefer others now.
+    `max_model_len` bounds prompt and answer together; `seeds` is False where seeded sampling is refused.
     """
 
     url: str
@@ -44,6 +45,8 @@ class Engine(Answer):
     layers: list[int] | None = None
     num_layers: int | None = None
     dtype: str | None = None
+    max_model_len: int | None = None
+    seeds: bool | None = None
     fingerprint_id: str | None = None
     in_flight: int | None = None
     held: int | None = None

@@ -23,7 +23,7 @@ from taphouse_extractor.errors import (
 )
 from taphouse_extractor.fitting import Needs
 from taphouse_extractor.pipeline import pin_of, to_sample
-from taphouse_extractor.rows import Numbered, to_prompt
+from taphouse_extractor.rows import Numbered, to_prompt, too_long
 
 __all__ = ["DirectExtraction", "DirectLimits"]
 
@@ -87,8 +87,9 @@ class DirectExtraction:
         try:
             prompt = to_prompt(Numbered(at, name, b""), row, options)
             capture = engine.capture(prompt.body)
-            if options.max_length is not None and capture.prompt_len > options.max_length:
-                raise BadRow(f"{capture.prompt_len} tokens are more than max_length {options.max_length}")
+            long = too_long(capture.prompt_len, options)
+            if long is not None:
+                raise BadRow(long)
             return capture, to_sample(prompt, capture)
         except (BadRow, RowRefused, InvalidSample) as error:
             raise InvalidRequest(f"rows.{at}: {error}", param=f"rows.{at}") from error

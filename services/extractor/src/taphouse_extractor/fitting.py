@@ -9,12 +9,22 @@ from typing import Any
 from pydantic import ValidationError
 
 from taphouse.wire import Engine as EngineView
-from taphouse.wire import Latency
+from taphouse.wire import JobOptions, Latency
 from taphouse_extractor.governor.report import read_report
 from taphouse_extractor.records import Pin
 from taphouse_extractor.rows import describe
 
-__all__ = ["Needs", "load_of", "misfit", "none_fits", "trouble", "view_of"]
+__all__ = [
+    "Needs",
+    "Refusal",
+    "load_of",
+    "longest_prompt",
+    "misfit",
+    "none_fits",
+    "refusal",
+    "trouble",
+    "view_of",
+]
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,14 @@ class Needs:
 
     layers: Sequence[int] | None = None
     pin: Pin | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The option for which an engine would refuse every row, and why."""
+
+    option: str
+    why: str
 
 
 def view_of(url: str, status: dict[str, Any], latency: Latency | None = None) -> EngineView:
@@ -37,6 +55,8 @@ def view_of(url: str, status: dict[str, Any], latency: Latency | None = None) ->
             layers=status.get("layers"),
             num_layers=status.get("num_layers"),
             dtype=status.get("dtype"),
+            max_model_len=status.get("max_model_len"),
+            seeds=status.get("seeds"),
             fingerprint_id=status.get("fingerprint_id"),
             in_flight=in_flight.get("claims") if isinstance(in_flight, dict) else None,
             held=isolation.held if isolation is not None else None,
@@ -82,3 +102,28 @@ def none_fits(engines: Sequence[EngineView], needs: Needs) -> str | None:
     """Why none of these engines can serve an extraction now; None when one can."""
     reasons = [misfit(engine, needs) for engine in engines]
     return None if None in reasons else "no engine fits: " + "; ".join(filter(None, reasons))
+
+
+def refusal(engine: EngineView, options: JobOptions) -> Refusal | None:
+    """Why an engine would refuse every row with these options; None when it would not, or isn't known to.
+
+    Sick or well: this says what the engine is, not how it is.
+    """
+    missing = sorted(set(options.layers or ()) - set(engine.layers)) if engine.layers is not None else []
+    if missing and engine.layers is not None:
+        tapped, wanted = (", ".join(map(str, layers)) for layers in (engine.layers, missing))
+        return Refusal("layers", f"engine {engine.url} taps {tapped}, not {wanted}")
+    if options.seed is not None and options.temperature and engine.seeds is False:
+        why = f"engine {engine.url} refuses seeded sampling: leave out seed, or set temperature to 0"
+        return Refusal("seed", why)
+    if engine.max_model_len is not None and options.max_tokens >= engine.max_model_len:
+        why = f"engine {engine.url} has room for {engine.max_model_len} tokens, prompt and answer together"
+        return Refusal("max_tokens", why)
+    return None
+
+
+def longest_prompt(engines: Sequence[EngineView], options: JobOptions) -> int | None:
+    """Tokens that a row's prompt may have where it may have most; None where an engine doesn't say."""
+    rooms = [engine.max_model_len for engine in engines if refusal(engine, options) is None]
+    known = [room for room in rooms if room is not None]
+    return max(known) - options.max_tokens if known and len(known) == len(rooms) else None

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from taphouse.errors import StoreError
 from taphouse.store import Store
-from taphouse_extractor.errors import NotAccepting
+from taphouse.wire import JobOptions
+from taphouse_extractor.errors import InvalidRequest, NotAccepting
 from taphouse_extractor.monitor import Monitors
 
 __all__ = ["Gate", "WriteProbe"]
@@ -74,3 +75,15 @@ class Gate:
         problem = self.disk_problem()
         if problem:
             raise NotAccepting(problem)
+
+    def check(self, options: JobOptions) -> int | None:
+        """Raise `InvalidRequest` for options with which no engine would take any row.
+
+        Returns the most tokens that a row's prompt may have, None while that isn't known.
+        """
+        refused = self._monitors.refusal(options)
+        if refused is not None:
+            raise InvalidRequest(
+                f"options.{refused.option}: {refused.why}", param=f"options.{refused.option}"
+            )
+        return self._monitors.longest_prompt(options)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from taphouse.wire import Engine as EngineView
-from taphouse.wire import Latency
+from taphouse.wire import JobOptions, Latency
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.engines import Engines
 from taphouse_extractor.errors import EngineError
-from taphouse_extractor.fitting import Needs, none_fits, trouble, view_of
+from taphouse_extractor.fitting import Needs, Refusal, longest_prompt, none_fits, refusal, trouble, view_of
 from taphouse_extractor.governor.report import read_report
 from taphouse_extractor.latency import LatencyWindow, ProductionWindow
 
@@ -80,3 +80,14 @@ class Monitors:
         """Why no engine can serve an extraction now; None when one can, or one was not looked at yet."""
         views = self.views
         return None if len(views) < len(self.each) else none_fits(views, needs)
+
+    def refusal(self, options: JobOptions) -> Refusal | None:
+        """Why every engine would refuse every row of a job; None while one isn't known to."""
+        views = self.views
+        found = [refusal(view, options) for view in views]
+        return found[0] if found and None not in found and len(views) == len(self.each) else None
+
+    def longest_prompt(self, options: JobOptions) -> int | None:
+        """Tokens that a row's prompt may have; None while that isn't known."""
+        views = self.views
+        return longest_prompt(views, options) if len(views) == len(self.each) else None

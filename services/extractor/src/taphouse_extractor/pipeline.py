@@ -43,7 +43,7 @@ from taphouse_extractor.errors import (
 from taphouse_extractor.fitting import Needs
 from taphouse_extractor.moves import Moves, halves
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records
-from taphouse_extractor.rows import Mask, Numbered, Prompt, number_rows, parse_row, to_prompt
+from taphouse_extractor.rows import Mask, Numbered, Prompt, number_rows, parse_row, to_prompt, too_long
 from taphouse_extractor.stages import StageClock
 
 __all__ = ["Pipeline", "pin_of", "to_sample"]
@@ -146,10 +146,12 @@ class Pipeline:
         """One row through the engine; what is the row's own fault becomes its `RowFailure`."""
         try:
             prompt = to_prompt(row, parse_row(row.line), options)
-            capture = engine.capture(prompt.body)
-            if options.max_length is not None and capture.prompt_len > options.max_length:
-                reason = f"{capture.prompt_len} tokens are more than max_length {options.max_length}"
-                return row, _failure(row, reason, "too_long", skipped=True)
+            long = too_long(prompt.tokens, options)
+            if long is None:
+                capture = engine.capture(prompt.body)
+                long = too_long(capture.prompt_len, options)
+            if long is not None:
+                return row, _failure(row, long, "too_long", skipped=True)
             return row, (capture, to_sample(prompt, capture))
         except (BadRow, RowRefused, CaptureFailed) as error:
             return row, _failure(row, str(error), error_code(error))

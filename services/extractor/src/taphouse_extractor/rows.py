@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from taphouse.wire import JobOptions, Row
 from taphouse_extractor.errors import BadRow
 
-__all__ = ["Mask", "Numbered", "Prompt", "number_rows", "parse_row", "to_prompt"]
+__all__ = ["Mask", "Numbered", "Prompt", "number_rows", "parse_row", "to_prompt", "too_long"]
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 SAMPLING = ("temperature", "top_p", "seed", "stop", "stop_token_ids", "priority")
@@ -44,6 +44,12 @@ class Prompt:
     id: str
     body: dict[str, Any]
     mask: Mask
+
+    @property
+    def tokens(self) -> int:
+        """Number of its tokens; 0 while only the engine can tell."""
+        given = self.body.get("prompt")
+        return len(given) if isinstance(given, list) else 0
 
 
 def parse_row(line: bytes) -> Row:
@@ -106,6 +112,13 @@ def to_prompt(numbered: Numbered, row: Row, options: JobOptions) -> Prompt:
     if options.layers is not None:
         body["layers"] = options.layers
     return Prompt(numbered.row, numbered.id, body, mask)
+
+
+def too_long(tokens: int, options: JobOptions) -> str | None:
+    """Why a prompt of so many tokens is left out, or None."""
+    if options.max_length is None or tokens <= options.max_length:
+        return None
+    return f"{tokens} tokens are more than max_length {options.max_length}"
 
 
 def _conversation(row: Row, options: JobOptions, generate: bool) -> tuple[dict[str, Any], Mask]:

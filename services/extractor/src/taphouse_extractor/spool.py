@@ -4,7 +4,7 @@ Both are flushed to disk once, at the end, whatever the number of batches; the j
 
 Lines that aren't JSON objects, or are over a limit, refuse the whole dataset, and the message names the line.
 A row that is an object but no usable prompt is taken: it becomes a failed row, so that one bad row costs one
-row.
+row; but where the first failed row ends the job, it refuses the dataset too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from urllib.parse import unquote, urlsplit
 
 from taphouse.store import to_json
 from taphouse.wire import JobOptions
-from taphouse_extractor.errors import InvalidRequest, TooLarge
+from taphouse_extractor.errors import BadRow, InvalidRequest, TooLarge
 from taphouse_extractor.records import MAX_BATCHES, OFFSET, JobRecord, Records, new_job_id
+from taphouse_extractor.rows import Numbered, parse_row, to_prompt, too_long
 from taphouse_extractor.tokens import ANONYMOUS, Caller
 
 __all__ = ["Limits", "Spool", "open_dataset", "spool_file"]
@@ -42,7 +43,10 @@ class Limits:
 
 
 class Spool:
-    """Takes a dataset in chunks: `feed`, then `finish` or `abort`. Raises `InvalidRequest`, `TooLarge`."""
+    """Takes a dataset in chunks: `feed`, then `finish` or `abort`. Raises `InvalidRequest`, `TooLarge`.
+
+    `longest` is how many tokens a row's prompt may have, where that is known.
+    """
 
     def __init__(
         self,
@@ -52,8 +56,9 @@ class Spool:
         name: str | None,
         *,
         by: Caller = ANONYMOUS,
+        longest: int | None = None,
     ) -> None:
-        self._records, self._limits = records, limits
+        self._records, self._limits, self._longest = records, limits, longest
         now = time.time()
         self.job = JobRecord(
             id=new_job_id(now),
@@ -126,6 +131,8 @@ class Spool:
             raise InvalidRequest(f"line {self._line} is not a JSON object", param=self._where())
         if self._rows == self._max_rows:
             raise TooLarge(f"line {self._line}: over {self._max_rows} rows; split the dataset", param="body")
+        if self.job.options.on_error == "fail":
+            self._check_row(line)
         if self._rows % self.job.options.batch_size == 0:
             self._offsets += OFFSET.pack(self._written)
         self._rows += 1
@@ -138,6 +145,20 @@ class Spool:
     def _check_length(self, length: int, line: int) -> None:
         if length > self._limits.max_row_bytes + 1:  # one for a carriage return
             raise TooLarge(f"line {line} is over {self._limits.max_row_bytes} bytes", param=f"line {line}")
+
+    def _check_row(self, line: bytes) -> None:
+        """Raise `InvalidRequest` for a row that is sure to fail, where that would end the job."""
+        options = self.job.options
+        try:
+            tokens = to_prompt(Numbered(self._rows, "", line), parse_row(line), options).tokens
+        except BadRow as error:
+            raise InvalidRequest(f"line {self._line}: {error}", param=self._where()) from error
+        if self._longest is not None and tokens > self._longest and too_long(tokens, options) is None:
+            raise InvalidRequest(
+                f"line {self._line}: {tokens} tokens, and the engine takes {self._longest} "
+                f"with max_tokens {options.max_tokens}",
+                param=self._where(),
+            )
 
     def _where(self) -> str:
         return f"line {self._line}"

@@ -25,6 +25,7 @@ SHARD_MEDIA = "application/octet-stream"
 def extract(here: Here, request: ExtractRequest, notes: Notes) -> Response:
     """Extract a few rows now; the answer is the bytes of one shard. All rows succeed, or none is answered."""
     notes["rows"] = len(request.rows)
+    here.gate.check(request.options)
     body, samples = here.direct.run(request)
     headers = {
         "X-Taphouse-SHA256": hashlib.sha256(body).hexdigest(),

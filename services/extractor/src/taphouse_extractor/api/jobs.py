@@ -77,16 +77,18 @@ async def enqueue(
 
     Rows have `messages`, `prompt` or `text` (taken in this order), optionally `id` and `tools`; other fields
     are ignored. A line that is no JSON object refuses the dataset; an object that is no usable row becomes a
-    failed row.
+    failed row, or refuses the dataset where the first failed row would end the job (`on_error` fail). So do
+    options with which no engine takes any row.
     """
     _check_name(name)
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     await run_in_threadpool(here.gate.admit)
-    spool = partial(Spool, here.records, here.limits, by=who)
     try:
         with Repeats(here.records, who.name, key, again=again) as repeats:
-            if not await run_in_threadpool(repeats.made_a_job):
+            made = await run_in_threadpool(repeats.made_a_job)
+            if not made:
                 await run_in_threadpool(_check_jobs, here, who)
+            spool = partial(_spool, here, who, not made)
             if kind == NDJSON:
                 record = await _upload(request, repeats, partial(spool, _parse_options(options), name))
             elif kind == "application/json":
@@ -163,6 +165,12 @@ def _check_action(here: Context, job_id: str, action: Action) -> None:
     why = refusal(action, job.state, job.failed)
     if why is not None:
         raise Conflict(f"job {job_id}: {why}", param="job_id")
+
+
+def _spool(here: Context, who: Caller, new: bool, options: JobOptions, name: str | None) -> Spool:
+    """Begin a job; what made a job before is not checked against the engines again."""
+    longest = here.gate.check(options) if new else None
+    return Spool(here.records, here.limits, options, name, by=who, longest=longest)
 
 
 def _check_jobs(here: Context, who: Caller) -> None:

@@ -45,6 +45,7 @@ def status(service: Service, keys: KeyRing) -> dict[str, Any]:
 def _of_tap(tap: Tap) -> dict[str, Any]:
     claims = tap.start.claims()
     return {
+        "seeds": tap.model.seeds,
         "fingerprint": tap.fingerprint,
         "fingerprint_id": slices.fingerprint_id(tap.fingerprint),
         "canary": tap.canary.result.as_dict(),

@@ -1,0 +1,102 @@
+"""What every row would be refused for is refused at once; what isn't known is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.extractor.conftest import Service
+
+from taphouse.errors import BadRequest
+from taphouse.wire import Engine, Job, JobOptions
+from taphouse_extractor.fitting import longest_prompt, refusal
+
+Serve = Callable[..., Service]
+
+
+@pytest.fixture
+def looked(serve: Serve) -> Service:
+    """A service that has looked at its engine, which taps 1, 2 and 4, takes 100 tokens and no seeds."""
+    service = serve()
+    service.bench.tap.max_model_len, service.bench.tap.seeds = 100, False
+    service.bench.monitors.look()
+    return service
+
+
+def enqueue(service: Service, *rows: Any, key: str | None = None, **options: Any) -> Job:
+    lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows or ({"prompt": "p"},))
+    return service.client.enqueue([lines], JobOptions(**options), key=key, again=True)
+
+
+WRONG = [
+    ({"layers": [1, 3]}, "layers", "taps 1, 2, 4, not 3"),
+    ({"seed": 1, "temperature": 0.5}, "seed", "set temperature to 0"),
+    ({"max_tokens": 100}, "max_tokens", "room for 100 tokens"),
+]
+
+
+@pytest.mark.parametrize(("options", "name", "says"), WRONG)
+def test_options_that_no_row_can_have(looked: Service, options: dict[str, Any], name: str, says: str) -> None:
+    with pytest.raises(BadRequest, match=says) as refused:
+        enqueue(looked, **options)
+    assert (refused.value.status, refused.value.param) == (422, f"options.{name}")
+    with pytest.raises(BadRequest, match=says) as refused:
+        looked.client.extract(
+            [{"prompt": "p"}], JobOptions(**options).model_copy(update={"max_length": None})
+        )
+    assert looked.bench.records.job_ids() == []
+    assert looked.bench.tap.requests == [], "no engine was asked"
+
+
+@pytest.mark.parametrize("options", [{"layers": [4, 1]}, {"seed": 1}, {"max_tokens": 99}])
+def test_options_that_rows_can_have(looked: Service, options: dict[str, Any]) -> None:
+    assert enqueue(looked, **options).rows == 1
+
+
+@pytest.mark.parametrize("options", [options for options, _, _ in WRONG])
+def test_before_the_first_look_nothing_is_known(serve: Serve, options: dict[str, Any]) -> None:
+    assert enqueue(serve(), **options).rows == 1
+
+
+def test_a_key_that_made_a_job_gives_it_whatever_the_engine_is_now(looked: Service) -> None:
+    job = enqueue(looked, layers=[1], key="k")
+    looked.bench.tap.layers = (2, 4)
+    looked.bench.monitors.look()
+    assert enqueue(looked, layers=[1], key="k").id == job.id
+    with pytest.raises(BadRequest, match="taps 2, 4"):
+        enqueue(looked, layers=[1], key="other")
+
+
+LONG = {"prompt": list(range(99))}
+
+
+def test_a_row_that_is_sure_to_fail_refuses_a_job_that_it_would_end(looked: Service) -> None:
+    fits = {"prompt": list(range(98))}
+    assert enqueue(looked, fits, LONG, max_tokens=2).rows == 2, "one bad row costs one row"
+    assert enqueue(looked, fits, max_tokens=2, on_error="fail").rows == 1
+    with pytest.raises(BadRequest, match="line 2: 99 tokens") as refused:
+        enqueue(looked, fits, LONG, max_tokens=2, on_error="fail")
+    assert refused.value.param == "line 2"
+    with pytest.raises(BadRequest, match="line 3: the prompt is empty"):
+        enqueue(looked, fits, fits, {"prompt": ""}, on_error="fail")
+    looked.bench.tap.requests.clear()
+    skipped = enqueue(looked, fits, LONG, max_tokens=2, max_length=98, on_error="fail")
+    assert skipped.rows == 2, "a row over max_length is skipped, which ends nothing"
+    looked.bench.run_all(looked.bench.records.job(skipped.id))
+    done = looked.client.job(skipped.id)
+    assert (done.succeeded, done.skipped, done.state.value) == (1, 1, "done")
+    assert len(looked.bench.tap.requests) == 1, "the engine is not asked for what is skipped"
+    assert len(looked.client.jobs()) == 3
+
+
+def test_one_engine_of_several_is_enough() -> None:
+    small = Engine(url="small", capture="on", layers=[1], max_model_len=10)
+    large = Engine(url="large", capture="off", layers=[1, 2], max_model_len=100)
+    unknown = Engine(url="unknown", capture="unreachable")
+    options = JobOptions(layers=[2], max_tokens=20)
+    assert [refusal(engine, options) is None for engine in (small, large, unknown)] == [False, True, True]
+    assert longest_prompt([small, large], options) == 80
+    assert longest_prompt([small, large, unknown], options) is None
+    assert longest_prompt([small], options) is None
