@@ -185,7 +185,7 @@ def test_a_sealed_shard_without_an_entry_gets_one(cluster: Cluster) -> None:
     cluster.store.delete(f"ledger/{entry.seq:012d}.json")
     cluster.store.delete(f"ledger/by-shard/{entry.shard}.json")
     cluster.store.delete("ledger/last")
-    cluster.store.delete(f"jobs/{job.id}/outcomes/000000.json")
+    cluster.store.delete(f"jobs/{job.id}/outcomes/000/000000.json")
     cluster.start_api()
     again = cluster.wait_done(job.id)
     assert (again.state.value, again.succeeded) == ("done", 8)

@@ -125,7 +125,7 @@ def test_a_sealed_shard_without_outcome_is_settled_without_the_engine(bench: Ben
     job = bench.job([{"prompt": "hello", "id": "a"}, {"prompt": "REFUSE", "id": "b"}])
     ref = BatchRef(job_id=job.id, batch=0)
     before = bench.pipeline.run(ref)
-    bench.store.delete(f"jobs/{job.id}/outcomes/000000.json")
+    bench.store.delete(f"jobs/{job.id}/outcomes/000/000000.json")
     bench.store.delete("ledger/000000000001.json")
     bench.store.delete(f"ledger/by-shard/{before.shard}.json")
     bench.store.delete("ledger/last")
@@ -172,7 +172,7 @@ def test_a_job_never_mixes_two_engines(
     monkeypatch.setattr(other, "status", lambda: {**said, **dict.fromkeys(("layers", "fingerprint_id"))})
     with pytest.raises(EngineChanged, match="is not the job's any more"):  # its status left open what it is
         changed.run(BatchRef(job_id=job.id, batch=1))
-    assert bench.records.finished(job.id) == [0]
+    assert list(bench.records.finished(job.id)) == [0]
 
     bench.run_all(job)
     described = bench.overview.job(job.id)

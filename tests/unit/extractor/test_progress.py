@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from tests.unit.extractor.conftest import Bench
 
-from taphouse_extractor.progress import Done, rate
-from taphouse_extractor.records import BatchRef
+from taphouse_extractor.progress import Progress
+from taphouse_extractor.recent import Recent, rate
+from taphouse_extractor.records import SEGMENT, BatchRef, Outcome, Records
 
 
 def test_counts_are_kept_across_looks_and_by_a_second_reader(bench: Bench) -> None:
@@ -45,10 +48,83 @@ def test_a_spooling_that_died_can_be_cancelled(bench: Bench) -> None:
 
 
 def test_rates_are_over_the_window_or_the_time_there_was() -> None:
-    recent = [
-        Done(finished_at=at, rows=12, samples=10, tokens=100, bytes=5, raw_bytes=7) for at in (900, 990, 995)
-    ]
+    recent = [Recent(), Recent()]
+    for number, at in enumerate((100, 900, 990, 995)):
+        outcome = Outcome(job_id="j", batch=number, rows=12, succeeded=10, tokens=100, finished_at=at)
+        recent[number % 2].add(outcome, now=1000.0)
     minute = rate(recent, 60.0, since=0.0, now=1000.0)
     assert (minute.samples, minute.tokens, minute.batches) == pytest.approx((20 / 60, 200 / 60, 2 / 60))
+    assert rate(recent, 300.0, since=0.0, now=1000.0).samples == pytest.approx(30 / 300)
     assert rate(recent, 60.0, since=980.0, now=1000.0).samples == pytest.approx(1.0)
     assert rate([], 60.0, since=0.0, now=1000.0).samples == 0.0
+    for one in recent:
+        one.forget(1296.0)
+    assert not any(recent)
+
+
+def test_a_look_costs_what_is_new(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs at their end aren't looked at, nor directories that stay as they are."""
+    done = [bench.job([{"prompt": "a"}]) for _ in range(3)]
+    for job in done:
+        bench.run_all(job)
+    waiting = bench.job([{"prompt": "b"}] * 3, batch_size=1)
+    asked, now = list[str](), time.monotonic()
+    stamp, listed = bench.store.stamp, bench.store.list
+
+    def stamped(directory: str) -> tuple[int, int] | None:
+        asked.append(directory)
+        return stamp(directory)
+
+    def lists(directory: str) -> list[str]:
+        asked.append(f"list {directory}")
+        return listed(directory)
+
+    monkeypatch.setattr(bench.store, "stamp", stamped)
+    monkeypatch.setattr(bench.store, "list", lists)
+    monkeypatch.setattr("taphouse.store.listing.time.monotonic", lambda: now)
+    for _ in range(3):
+        asked.clear()
+        bench.overview.queue(None)
+        now += 3.0
+    assert set(asked) == {"jobs", "moves", f"jobs/{waiting.id}", "list consumers"}
+    bench.pipeline.run(BatchRef(job_id=waiting.id, batch=1))
+    asked.clear()
+    assert bench.overview.queue(None).depth.finished == 4
+    assert f"list jobs/{waiting.id}/outcomes/000" in asked
+    assert not any(job.id in place for place in asked for job in done)
+
+
+def test_an_outcome_that_cannot_be_read_is_read_once_it_can(bench: Bench) -> None:
+    job = bench.job([{"prompt": "a"}, {"prompt": "b"}], batch_size=1)
+    bench.run_all(job)
+    place = bench.store.local_path(Records.outcome_path(BatchRef(job_id=job.id, batch=0)))
+    whole = place.read_bytes()
+    place.write_bytes(b"{}")
+    for _ in range(2):
+        assert bench.overview.queue(None).jobs == {"queued": 1}
+    place.write_bytes(whole)
+    assert bench.overview.queue(None).jobs == {"done": 1}
+
+
+def test_a_job_of_many_segments_is_counted_once(bench: Bench) -> None:
+    job = bench.job([{"prompt": "a"}], batch_size=1).model_copy(update={"rows": 2 * SEGMENT + 5})
+    bench.records.put_job(job)
+
+    def end(batch: int) -> None:
+        bench.records.put_outcome(
+            Outcome(job_id=job.id, batch=batch, rows=1, succeeded=1, finished_at=time.time())
+        )
+
+    for batch in (0, SEGMENT - 1, SEGMENT, 2 * SEGMENT + 4):
+        end(batch)
+    assert bench.overview.job(job.id).succeeded == 4
+    for batch in range(2 * SEGMENT + 5):
+        end(batch)
+        if batch % 700 == 0:
+            assert bench.overview.job(job.id).succeeded == batch + 1 + sum(
+                other > batch for other in (SEGMENT - 1, SEGMENT, 2 * SEGMENT + 4)
+            )
+    assert bench.overview.job(job.id).state.value == "done"
+    again = Progress(bench.records).refresh_one(job.id)
+    assert (again.succeeded, again.complete) == (2 * SEGMENT + 5, True)
+    assert list(bench.records.finished(job.id)) == list(range(2 * SEGMENT + 5))

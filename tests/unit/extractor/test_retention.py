@@ -78,7 +78,7 @@ def test_keep_keeps(bench: Bench) -> None:
 def test_a_batch_without_an_outcome_keeps_its_shard_even_by_force(bench: Bench) -> None:
     sealed(bench, 2)
     job = bench.records.job_ids()[0]
-    bench.store.delete(f"jobs/{job}/outcomes/000000.json")
+    bench.store.delete(f"jobs/{job}/outcomes/000/000000.json")
     keeper = retention(bench)
     done = keeper.prune(PruneRequest(force=True))
     assert done.shards == 1 and "entry 1 has no outcome" in (done.held or "")
@@ -93,7 +93,7 @@ def test_a_late_second_run_leaves_no_file(bench: Bench) -> None:
     sealed(bench, 1)
     retention(bench).prune(PruneRequest(force=True))
     job = bench.records.job_ids()[0]
-    bench.store.delete(f"jobs/{job}/outcomes/000000.json")  # it had looked before there was one
+    bench.store.delete(f"jobs/{job}/outcomes/000/000000.json")  # it had looked before there was one
     bench.pipeline.run(BatchRef(job_id=job, batch=0))
     assert there(bench) == [] and bench.ledger.head() == 1
 

@@ -136,13 +136,13 @@ def test_a_store_that_cannot_be_read_is_a_problem_not_an_end(
 ) -> None:
     service = serve()
 
-    def broken() -> list[str]:
+    def broken(directory: str) -> None:
         raise StoreError("the disk is gone")
 
     with watching(service) as events:
         until(events, "moment")
         with monkeypatch.context() as patch:
-            patch.setattr(service.bench.records, "job_ids", broken)
+            patch.setattr(service.bench.store, "stamp", broken)
             assert "the disk is gone" in until(events, "problem")[-1].data["message"]
         until(events, "moment")
 

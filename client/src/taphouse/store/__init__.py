@@ -10,12 +10,14 @@ none.
 """
 
 from taphouse.store.documents import put_json, put_json_new, read_json, to_json
+from taphouse.store.listing import Listing
 from taphouse.store.local import LocalStagedFile, LocalStore
 from taphouse.store.os_errors import os_errors
 from taphouse.store.paths import safe_path
 from taphouse.store.protocol import StagedFile, Store
 
 __all__ = [
+    "Listing",
     "LocalStagedFile",
     "LocalStore",
     "StagedFile",

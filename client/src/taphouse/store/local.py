@@ -27,6 +27,7 @@ class LocalStore:
 
     def __init__(self, root: str | os.PathLike[str], *, create: bool = True) -> None:
         self.root = Path(root).absolute()
+        self._prefix = f"{self.root}{os.sep}"
         if create:
             with os_errors(str(self.root)):
                 _make_directory(self.root)
@@ -79,7 +80,7 @@ class LocalStore:
 
     def exists(self, path: str) -> bool:
         """See `Store.exists`."""
-        return self.local_path(path).exists()
+        return self._stat(path) is not None
 
     def size(self, path: str) -> int:
         """See `Store.size`."""
@@ -91,14 +92,26 @@ class LocalStore:
         with os_errors(path):
             return self.local_path(path).stat().st_mtime
 
-    def list(self, directory: str) -> list[str]:
-        """See `Store.list`."""
+    def stamp(self, directory: str) -> tuple[int, int] | None:
+        """See `Store.stamp`."""
+        found = self._stat(directory)
+        return None if found is None else (found.st_mtime_ns, found.st_ino)
+
+    def scan(self, directory: str) -> Iterator[str]:
+        """See `Store.scan`."""
         with os_errors(directory):
             try:
-                names = [entry.name for entry in self.local_path(directory).iterdir()]
+                entries = os.scandir(self.local_path(directory))
             except FileNotFoundError:
-                return []
-        return sorted(name for name in names if is_name(name))
+                return
+            with entries:
+                for entry in entries:
+                    if is_name(entry.name):
+                        yield entry.name
+
+    def list(self, directory: str) -> list[str]:
+        """See `Store.list`."""
+        return sorted(self.scan(directory))
 
     def delete(self, path: str) -> bool:
         """See `Store.delete`."""
@@ -135,6 +148,16 @@ class LocalStore:
         with os_errors(str(self.root)):
             return shutil.disk_usage(self.root).free
 
+    def _stat(self, path: str) -> os.stat_result | None:
+        """None where there is nothing. Without `pathlib`: it is asked thousands of times a second."""
+        try:
+            return os.stat(f"{self._prefix}{safe_path(path)}")  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:
+            with os_errors(path):
+                raise
+
     def _writable(self, path: str) -> Path:
         """The file of an object about to be written: a root that went away is not made again."""
         target = self.local_path(path)
@@ -151,11 +174,14 @@ class LocalStore:
         limit = time.time() - older_than_s
         removed = 0
         with os_errors(str(self.root)):
-            for path in self.root.rglob(f"{TEMPORARY_PREFIX}*"):
-                with contextlib.suppress(FileNotFoundError):
-                    if path.stat().st_mtime < limit:
-                        path.unlink()
-                        removed += 1
+            directories = [str(self.root)]
+            while directories:
+                with contextlib.suppress(FileNotFoundError), os.scandir(directories.pop()) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            directories.append(entry.path)
+                        elif entry.name.startswith(TEMPORARY_PREFIX):
+                            removed += _remove_older(entry, limit)
         return removed
 
 
@@ -224,6 +250,17 @@ class LocalStagedFile:
                 self._temporary = _temporary_name(self._target)
                 self._file = self._temporary.open("xb", buffering=0)
         return self._file
+
+
+def _remove_older(entry: os.DirEntry[str], limit: float) -> bool:
+    """Remove a file that was not written since `limit`; whether that was done here."""
+    try:
+        if entry.stat().st_mtime >= limit:
+            return False
+        Path(entry.path).unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

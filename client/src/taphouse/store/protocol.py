@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -64,6 +65,15 @@ class Store(Protocol):
 
     def modified(self, path: str) -> float:
         """When an object was written, in unix seconds. Raises `NotInStore`."""
+
+    def stamp(self, directory: str) -> tuple[int, int] | None:
+        """Another one once a name in the directory was made, replaced or removed; None without the directory.
+
+        Changes within a tick of the store's clock may leave the same: `Listing` knows what to make of that.
+        """
+
+    def scan(self, directory: str) -> Iterator[str]:
+        """Names in a directory as `list` has them, in any order and one at a time."""
 
     def list(self, directory: str) -> list[str]:
         """Names in a directory, sorted, without temporary files; empty when there is no such directory."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import redis
 
@@ -28,7 +28,8 @@ from taphouse_extractor import consumers
 from taphouse_extractor.jobs import BatchQueue
 from taphouse_extractor.leases import Leases
 from taphouse_extractor.monitor import Monitors
-from taphouse_extractor.progress import JobProgress, Progress, rate
+from taphouse_extractor.progress import JobProgress, Progress
+from taphouse_extractor.recent import Sums, rate
 from taphouse_extractor.records import BatchRef
 from taphouse_extractor.states import Facts, state_of
 from taphouse_extractor.tally import Tally
@@ -36,6 +37,19 @@ from taphouse_extractor.tally import Tally
 __all__ = ["Live", "Overview", "read_consumers"]
 
 WINDOWS_S = (60.0, 300.0)
+
+
+@dataclass(slots=True)
+class _Share:
+    """What Redis holds of one job: numbers of batches, and why some wait."""
+
+    queued: list[int] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    reasons: list[tuple[int, str]] = field(default_factory=list)
+
+
+_NOTHING = _Share()
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,29 @@ class Live:
     reasons: tuple[tuple[BatchRef, str], ...] = ()
     workers: tuple[Worker, ...] = ()
     problem: str | None = None
+
+    def of(self, job_id: str) -> _Share:
+        """One job's share of it."""
+        return self._by_job.get(job_id, _NOTHING)
+
+    @cached_property
+    def _by_job(self) -> dict[str, _Share]:
+        shares: dict[str, _Share] = {}
+        for name in ("queued", "running", "waiting"):
+            for ref in getattr(self, name):
+                getattr(shares.setdefault(ref.job_id, _Share()), name).append(ref.batch)
+        for ref, reason in self.reasons:
+            shares.setdefault(ref.job_id, _Share()).reasons.append((ref.batch, reason))
+        return shares
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a job is: its state, its batches as `Batches` counts them, and rows that were left out."""
+
+    state: JobState
+    batches: dict[str, int]
+    skipped: int
 
 
 class Overview:
@@ -141,15 +178,16 @@ class Overview:
     def queue(self, paused: str | None) -> QueueStatus:
         """The whole of it. `paused` says why nothing is fed now."""
         live, jobs, now = self.live(), self._progress.refresh(), time.time()
-        described = [self._describe(job, live) for job in jobs]
-        recent = list(chain.from_iterable(job.recent for job in jobs))
-        since = min((job.record.created_at for job in jobs if job.recent), default=now)
+        standing = [stand(job, live) for job in jobs]
+        lately = [job for job in jobs if job.recent]
+        since = min((job.record.created_at for job in lately), default=now)
+        recent = [job.recent for job in lately]
         rates = [rate(recent, window, since=since, now=now) for window in WINDOWS_S]
         left = sum(job.rows_left for job in jobs)
         head = self._ledger.head()
         return QueueStatus(
-            depth=_sum([job.batches for job in described]),
-            jobs=dict(Counter(job.state for job in described)),
+            depth=_sum([one.batches for one in standing]),
+            jobs=dict(Counter(one.state for one in standing)),
             rows_left=left,
             rates=rates,
             eta_s=_eta(left, [job for job in jobs if job.rows_left], now),
@@ -165,19 +203,20 @@ class Overview:
         )
 
 
-def describe(job: JobProgress, live: Live, unfit: str | None = None) -> Job:
-    """One job as the wire has it. `unfit` says why no engine can serve it now."""
-    record, now, job_id = job.record, time.time(), job.record.id
+def stand(job: JobProgress, live: Live) -> Standing:
+    """Where one job is."""
+    record, share = job.record, live.of(job.record.id)
     queued, running, waiting = (
-        sum(ref.job_id == job_id and ref.batch not in job.finished for ref in refs)
-        for refs in (live.queued, live.running, live.waiting)
+        sum(batch not in job.finished for batch in batches)
+        for batches in (share.queued, share.running, share.waiting)
     )
+    finished = len(job.finished)
     state = state_of(
         Facts(
             spooled=record.spooled,
             cancelled=job.cancelled,
             batches=job.batches,
-            finished=len(job.finished),
+            finished=finished,
             running=running,
             succeeded_rows=job.succeeded,
             failed_rows=job.failed,
@@ -188,10 +227,17 @@ def describe(job: JobProgress, live: Live, unfit: str | None = None) -> Job:
     skipped = job.skipped
     if state is JobState.CANCELLED or (job.stopped and not job.complete):
         skipped = record.rows - job.succeeded - job.failed
-    finished = len(job.finished)
     pending = 0 if state.final else max(0, job.batches - finished - queued - running - waiting)
+    counts = {"pending": pending, "queued": queued, "waiting": waiting, "running": running}
+    return Standing(state, {**counts, "finished": finished}, skipped)
+
+
+def describe(job: JobProgress, live: Live, unfit: str | None = None) -> Job:
+    """One job as the wire has it. `unfit` says why no engine can serve it now."""
+    record, now, standing = job.record, time.time(), stand(job, live)
+    state = standing.state
     return Job(
-        id=job_id,
+        id=record.id,
         name=record.name,
         state=state,
         reason=_reason(job, state, live, unfit),
@@ -201,8 +247,8 @@ def describe(job: JobProgress, live: Live, unfit: str | None = None) -> Job:
         rows=record.rows,
         succeeded=job.succeeded,
         failed=job.failed,
-        skipped=skipped,
-        batches=Batches(pending=pending, queued=queued, waiting=waiting, running=running, finished=finished),
+        skipped=standing.skipped,
+        batches=Batches(**standing.batches),
         tokens=job.tokens,
         shards=job.shards,
         bytes=job.bytes,
@@ -210,7 +256,7 @@ def describe(job: JobProgress, live: Live, unfit: str | None = None) -> Job:
         fingerprint_id=job.fingerprint_id,
         created_at=record.created_at,
         finished_at=job.finished_at if job.complete else job.cancelled_at,
-        rate=rate(job.recent, WINDOWS_S[0], since=record.created_at, now=now).samples,
+        rate=rate([job.recent], WINDOWS_S[0], since=record.created_at, now=now).samples,
         eta_s=None if state.final else _eta(job.rows_left, [job], now),
     )
 
@@ -224,11 +270,7 @@ def _reason(job: JobProgress, state: JobState, live: Live, unfit: str | None) ->
         return None
     if unfit is not None and state is not JobState.SPOOLING:
         return f"it waits: {unfit}"
-    reasons = [
-        reason
-        for ref, reason in live.reasons
-        if ref.job_id == job.record.id and ref.batch not in job.finished
-    ]
+    reasons = [reason for batch, reason in live.of(job.record.id).reasons if batch not in job.finished]
     return f"a batch waits for its next run: {reasons[0]}" if reasons else None
 
 
@@ -237,13 +279,15 @@ def _eta(rows_left: int, jobs: list[JobProgress], now: float) -> float | None:
     if rows_left == 0:
         return 0.0
     window = WINDOWS_S[-1]
-    rows = sum(done.rows for job in jobs for done in job.recent if done.finished_at > now - window)
+    sums = Sums()
+    for job in jobs:
+        job.recent.add_to(sums, now - window)
     since = min((job.record.created_at for job in jobs), default=now)
-    return rows_left * max(1.0, min(window, now - since)) / rows if rows else None
+    return rows_left * max(1.0, min(window, now - since)) / sums.rows if sums.rows else None
 
 
-def _sum(batches: list[Batches]) -> Batches:
-    return Batches(**{name: sum(getattr(b, name) for b in batches) for name in Batches.model_fields})
+def _sum(batches: list[dict[str, int]]) -> Batches:
+    return Batches(**{name: sum(counts[name] for counts in batches) for name in Batches.model_fields})
 
 
 def read_consumers(store: Store, head: int) -> list[Consumer]:

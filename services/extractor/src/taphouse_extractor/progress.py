@@ -1,6 +1,7 @@
 """How far jobs are, read from the store a little at a time.
 
-Outcomes never change, so each is read once and only counted: a process remembers numbers, never rows.
+Outcomes never change, so each is read once and only counted: a process remembers numbers, never rows. A look
+costs what is new: jobs at their end aren't looked at again, and of the others only directories that changed.
 """
 
 from __future__ import annotations
@@ -8,40 +9,30 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
 from taphouse.errors import StoreError
-from taphouse.wire import Rate, RowFailure
+from taphouse.store import Listing
+from taphouse.wire import RowFailure
 from taphouse_extractor.errors import NotFound
+from taphouse_extractor.finished import Finished
 from taphouse_extractor.fitting import Needs
+from taphouse_extractor.job_files import JobFiles
 from taphouse_extractor.moves import Move, Moves, superseded
-from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records
+from taphouse_extractor.recent import Recent
+from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records, job_ids_in
 from taphouse_extractor.tally import Tally
 
-__all__ = ["Done", "JobProgress", "Progress", "rate"]
+__all__ = ["JobProgress", "Progress"]
 
 log = logging.getLogger(__name__)
 KEEP_FAILURES = 20
-KEEP_RECENT_S = 600.0
 CANCELLED_SETTLES_S = 7200.0
 
 
-@dataclass(frozen=True)
-class Done:
-    """One finished batch, for rates. `finished_at` is in seconds since the epoch."""
-
-    finished_at: float
-    rows: int
-    samples: int
-    tokens: int
-    bytes: int
-    raw_bytes: int
-
-
-@dataclass
+@dataclass(slots=True)
 class JobProgress:
     """What is known of one job."""
 
@@ -50,7 +41,7 @@ class JobProgress:
     cancelled_at: float | None = None
     paused: bool = False
     moves: list[Move] = field(default_factory=list)
-    finished: set[int] = field(default_factory=set)
+    finished: Finished = field(default_factory=Finished)
     succeeded: int = 0
     failed: int = 0
     skipped: int = 0
@@ -61,7 +52,7 @@ class JobProgress:
     fingerprint_id: str | None = None
     finished_at: float | None = None
     failures: list[RowFailure] = field(default_factory=list)
-    recent: deque[Done] = field(default_factory=deque)
+    recent: Recent = field(default_factory=Recent)
 
     @property
     def complete(self) -> bool:
@@ -105,9 +96,8 @@ class JobProgress:
     def pending(self) -> Iterable[BatchRef]:
         """Batches without an outcome, in order; none of a job that may not run."""
         if self.record.spooled and not self.held:
-            for batch in range(self.batches):
-                if batch not in self.finished:
-                    yield BatchRef(job_id=self.record.id, batch=batch)
+            for batch in self.finished.missing(self.batches):
+                yield BatchRef(job_id=self.record.id, batch=batch)
 
     def move(self, move: Move) -> None:
         """Rows that had failed are tried again."""
@@ -116,7 +106,7 @@ class JobProgress:
             self.failed -= move.rows
             self.failures = [f for f in self.failures if f.skipped or not move.has(f.row)]
 
-    def count(self, outcome: Outcome) -> None:
+    def count(self, outcome: Outcome, now: float) -> None:
         """Add one batch's outcome."""
         skipped = sum(failure.skipped for failure in outcome.failures)
         self.finished.add(outcome.batch)
@@ -131,16 +121,7 @@ class JobProgress:
         self.finished_at = max(self.finished_at or 0.0, outcome.finished_at)
         stands = (f for f in outcome.failures if not superseded(self.moves, f.row, outcome.batch))
         self.failures.extend(islice(stands, max(0, KEEP_FAILURES - len(self.failures))))
-        self.recent.append(
-            Done(
-                outcome.finished_at,
-                outcome.rows,
-                outcome.succeeded,
-                outcome.tokens,
-                outcome.bytes,
-                outcome.raw_bytes,
-            )
-        )
+        self.recent.add(outcome, now)
 
 
 class Progress:
@@ -150,28 +131,56 @@ class Progress:
         self._records = records
         self.tally = Tally()
         self._jobs: dict[str, JobProgress] = {}
-        self._moves, self._moved = Moves(records.store), frozenset[str]()
+        self._open: dict[str, JobFiles] = {}
+        """Files of the jobs that aren't at their end."""
+        self._ids = Listing(records.store, "jobs")
+        self._moves, self._moving = Moves(records.store), Listing(records.store, "moves")
+        self._moved: dict[str, Listing] = {}
+        """Moves of the jobs that have any."""
         self._unreadable: set[str] = set()
         self._lock = threading.Lock()
 
     def refresh(self) -> list[JobProgress]:
         """Look at the store; return all jobs, oldest first. Raises `StoreError`s."""
         with self._lock:
-            ids, self._moved = self._records.job_ids(), self._moves.jobs()
-            for job_id in self._jobs.keys() - set(ids):
-                del self._jobs[job_id]
-            for job_id in ids:
+            names = self._ids.news()
+            if names is not None:
+                self._take(job_ids_in(names))
+            self._look_for_moves()
+            for job_id in [*self._open, *(self._moved.keys() - self._open.keys())]:
                 self._look_past(job_id)
-            return [self._jobs[job_id] for job_id in ids if job_id in self._jobs]
+            if names is not None:
+                self._jobs = dict(sorted(self._jobs.items()))
+            now, jobs = time.time(), list(self._jobs.values())
+            for job in jobs:
+                job.recent.forget(now)
+            return jobs
 
     def refresh_one(self, job_id: str) -> JobProgress:
         """Look at one job; raises `NotFound`."""
         with self._lock:
-            self._moved = self._moves.jobs()
+            self._look_for_moves()
+            if job_id not in self._jobs:
+                self._records.job(job_id)
+                self._open.setdefault(job_id, JobFiles(self._records, job_id))
             self._look_at(job_id)
             if job_id not in self._jobs:
                 raise NotFound(f"there is no job {job_id!r:.80}", param="job_id")
             return self._jobs[job_id]
+
+    def _take(self, ids: list[str]) -> None:
+        """These jobs there are, and no others."""
+        for job_id in {*self._jobs, *self._open} - set(ids):
+            self._jobs.pop(job_id, None)
+            self._open.pop(job_id, None)
+        for job_id in ids:
+            if job_id not in self._jobs and job_id not in self._open:
+                self._open[job_id] = JobFiles(self._records, job_id)
+
+    def _look_for_moves(self) -> None:
+        for job_id in job_ids_in(self._moving.news() or []):
+            if job_id not in self._moved:
+                self._moved[job_id] = Listing(self._records.store, f"moves/{job_id}")
 
     def _look_past(self, job_id: str) -> None:
         """Look at a job; one whose records can't be read is said once, and doesn't hide the others."""
@@ -183,51 +192,67 @@ class Progress:
                 self._unreadable.add(job_id)
 
     def _look_at(self, job_id: str) -> None:
-        job, now = self._jobs.get(job_id), time.time()
+        """What was news and could not be read is news again the next time."""
+        try:
+            job = self._known(job_id)
+            if job is None or not job.record.spooled:
+                return
+            if job_id in self._moved and self._moved[job_id].news() is not None:
+                self._read_moves(job)
+            if not job.complete and job_id not in self._open and job.cancelled_at is None:
+                self._open[job_id] = JobFiles(self._records, job_id)
+                self._known(job_id)
+            self._count(job)
+        except BaseException:
+            self._open[job_id] = JobFiles(self._records, job_id)
+            if job_id in self._moved:
+                self._moved[job_id] = Listing(self._records.store, f"moves/{job_id}")
+            raise
+
+    def _known(self, job_id: str) -> JobProgress | None:
+        """The job, with its marks; None when it was dropped."""
+        job, files = self._jobs.get(job_id), self._open.get(job_id)
+        names = files.names() if files is not None else None
+        if names is None:
+            return job
         if job is None or not job.record.spooled:
             try:
                 job = JobProgress(self._records.job(job_id))
             except NotFound:
                 self._jobs.pop(job_id, None)
-                return
+                return None
             self._jobs[job_id] = job
-        while job.recent and job.recent[0].finished_at < now - KEEP_RECENT_S:
-            job.recent.popleft()
-        if not job.record.spooled:
+        job.paused = "paused" in names
+        if "engine.json" in names and job.pin is None:
+            job.pin = self._records.pinned(job_id)
+        if "cancelled" in names and job.cancelled_at is None:
             job.cancelled_at = self._records.cancelled_at(job_id)
+        return job
+
+    def _read_moves(self, job: JobProgress) -> None:
+        for move in self._moves.of(job.record.id, after=len(job.moves)):
+            job.move(move)
+
+    def _count(self, job: JobProgress) -> None:
+        """Count what was finished since, and close a job's files at its end."""
+        now, job_id = time.time(), job.record.id
+        files = self._open.get(job_id)
+        if files is None:
             return
-        if job_id in self._moved:
-            for move in self._moves.of(job_id, after=len(job.moves)):
-                job.move(move)
+        moved = 0
+        for batch in files.batches(job.finished):
+            outcome = self._records.outcome(BatchRef(job_id=job_id, batch=batch))
+            if outcome is None:
+                raise StoreError(f"the outcome of batch {batch} of job {job_id} went away")
+            job.count(outcome, now)
+            self.tally.add(outcome)
+            moved += outcome.moved
+        if moved:  # the move was there before: such a batch is not the job's last
+            self._read_moves(job)
         if job.complete or _long_ago(job.cancelled_at, now):
-            return
-        job.paused = self._records.paused(job_id)
-        job.pin = job.pin or self._records.pinned(job_id)
-        if job.cancelled_at is None:
-            job.cancelled_at = self._records.cancelled_at(job_id)
-        for batch in self._records.finished(job_id):
-            if batch not in job.finished:
-                outcome = self._records.outcome(BatchRef(job_id=job_id, batch=batch))
-                if outcome is None:
-                    raise StoreError(f"the outcome of batch {batch} of job {job_id} went away")
-                job.count(outcome)
-                self.tally.add(outcome)
+            del self._open[job_id]
 
 
 def _long_ago(cancelled_at: float | None, now: float) -> bool:
     """A batch that ran while its job was cancelled has ended by now."""
     return cancelled_at is not None and cancelled_at < now - CANCELLED_SETTLES_S
-
-
-def rate(recent: Iterable[Done], window_s: float, *, since: float, now: float) -> Rate:
-    """What was finished in the last `window_s` seconds (or since `since`, if shorter), a second."""
-    inside = [done for done in recent if done.finished_at > now - window_s]
-    span = max(1.0, min(window_s, now - since))
-    return Rate(
-        window_s=window_s,
-        samples=sum(done.samples for done in inside) / span,
-        tokens=sum(done.tokens for done in inside) / span,
-        bytes=sum(done.bytes for done in inside) / span,
-        raw_bytes=sum(done.raw_bytes for done in inside) / span,
-        batches=len(inside) / span,
-    )

@@ -2,13 +2,16 @@
 
 ::
 
-    jobs/<job id>/job.json               definition; written first, and again with its row count once spooled
-    jobs/<job id>/rows.jsonl             its rows, as they lie in batches
-    jobs/<job id>/rows.index             where each batch begins, and where the last ends: u64, little-endian
-    jobs/<job id>/engine.json            fingerprint and layers that the job began with, first batch wins
-    jobs/<job id>/outcomes/<batch>.json  what became of a batch's rows, first outcome wins
-    jobs/<job id>/cancelled              marker
-    jobs/<job id>/paused                 marker, gone again when the job is resumed
+    jobs/<job id>/job.json     definition; written first, and again with its row count once spooled
+    jobs/<job id>/rows.jsonl   its rows, as they lie in batches
+    jobs/<job id>/rows.index   where each batch begins, and where the last ends: u64, little-endian
+    jobs/<job id>/engine.json  fingerprint and layers that the job began with, first batch wins
+    jobs/<job id>/cancelled    marker
+    jobs/<job id>/paused       marker, gone again when the job is resumed
+
+    jobs/<job id>/outcomes/<segment>/<batch>.json  what became of a batch's rows, first outcome wins
+
+A segment is 1,000 batches: whoever follows a job lists only those that are not full.
 """
 
 from __future__ import annotations
@@ -28,9 +31,23 @@ from taphouse.store import Store, put_json, put_json_new, read_json
 from taphouse.wire import JobOptions, RowFailure
 from taphouse_extractor.errors import NotFound
 
-__all__ = ["MAX_BATCHES", "OFFSET", "BatchRef", "JobRecord", "Outcome", "Pin", "Records", "new_job_id"]
+__all__ = [
+    "MAX_BATCHES",
+    "OFFSET",
+    "SEGMENT",
+    "BatchRef",
+    "JobRecord",
+    "Outcome",
+    "Pin",
+    "Records",
+    "batches_in",
+    "job_ids_in",
+    "new_job_id",
+    "segments_in",
+]
 
 MAX_BATCHES = 10**6
+SEGMENT = 1000
 OFFSET = struct.Struct("<Q")
 JOB_ID = re.compile(r"j[0-9]{14}-[0-9a-f]{8}")
 
@@ -144,7 +161,7 @@ class Records:
 
     def job_ids(self) -> list[str]:
         """Ids of all jobs, oldest first."""
-        return [name for name in self.store.list("jobs") if JOB_ID.fullmatch(name)]
+        return job_ids_in(self.store.list("jobs"))
 
     def job(self, job_id: str) -> JobRecord:
         """A job's definition."""
@@ -221,31 +238,52 @@ class Records:
         path = f"jobs/{job_id}/engine.json"
         return _load(self.store, path, Pin) if self.store.exists(path) else None
 
-    def finished(self, job_id: str) -> list[int]:
-        """Numbers of the batches that have an outcome."""
-        names = self.store.list(f"jobs/{job_id}/outcomes")
-        return [int(name[:6]) for name in names if re.fullmatch(r"[0-9]{6}\.json", name)]
+    def finished(self, job_id: str) -> Iterator[int]:
+        """Numbers of the batches that have an outcome, rising; a segment at a time is held in memory."""
+        for segment in segments_in(self.store.list(f"jobs/{job_id}/outcomes")):
+            yield from batches_in(self.store.list(self.segment(job_id, segment)))
+
+    @staticmethod
+    def segment(job_id: str, segment: int) -> str:
+        """The directory of a segment's outcomes."""
+        return f"jobs/{job_id}/outcomes/{segment:03d}"
+
+    @classmethod
+    def outcome_path(cls, ref: BatchRef) -> str:
+        """Where a batch's outcome lies."""
+        return f"{cls.segment(ref.job_id, ref.batch // SEGMENT)}/{ref.batch:06d}.json"
 
     def outcome(self, ref: BatchRef) -> Outcome | None:
         """A batch's outcome, None while it has none."""
-        path = self._outcome_path(ref)
+        path = self.outcome_path(ref)
         return _load(self.store, path, Outcome) if self.store.exists(path) else None
 
     def put_outcome(self, outcome: Outcome) -> Outcome:
         """Record a batch's outcome, durably, and return the one in force: the first wins."""
         ref = BatchRef(job_id=outcome.job_id, batch=outcome.batch)
-        if put_json_new(self.store, self._outcome_path(ref), outcome.model_dump(mode="json")):
+        if put_json_new(self.store, self.outcome_path(ref), outcome.model_dump(mode="json")):
             return outcome
-        return _load(self.store, self._outcome_path(ref), Outcome)
+        return _load(self.store, self.outcome_path(ref), Outcome)
 
     def change_outcome(self, outcome: Outcome) -> None:
         """Put an outcome in the place of the one there is, durably."""
         ref = BatchRef(job_id=outcome.job_id, batch=outcome.batch)
-        put_json(self.store, self._outcome_path(ref), outcome.model_dump(mode="json"))
+        put_json(self.store, self.outcome_path(ref), outcome.model_dump(mode="json"))
 
-    @staticmethod
-    def _outcome_path(ref: BatchRef) -> str:
-        return f"jobs/{ref.job_id}/outcomes/{ref.batch:06d}.json"
+
+def job_ids_in(names: list[str]) -> list[str]:
+    """Ids of jobs, from the names in a directory."""
+    return [name for name in names if JOB_ID.fullmatch(name)]
+
+
+def segments_in(names: list[str]) -> list[int]:
+    """Segments, from the names in a job's outcomes."""
+    return [int(name) for name in names if re.fullmatch(r"[0-9]{3}", name)]
+
+
+def batches_in(names: list[str]) -> list[int]:
+    """Batches, from the names in a segment."""
+    return [int(name[:6]) for name in names if re.fullmatch(r"[0-9]{6}\.json", name)]
 
 
 def _load(store: Store, path: str, model: type[Any]) -> Any:
