@@ -265,7 +265,7 @@ def test_an_engine_that_fails_every_row_of_a_batch_decides_nothing(bench: Bench)
     job = bench.job(rows)
     with pytest.raises(EngineFailing, match=r"none of 2 rows was captured: .* row 3 is missing"):
         bench.pipeline.run(BatchRef(job_id=job.id, batch=0))
-    assert bench.records.finished(job.id) == []
+    assert list(bench.records.finished(job.id)) == []
     mixed = bench.job([*rows, {"id": "no prompt"}])
     outcome = bench.pipeline.run(BatchRef(job_id=mixed.id, batch=0))
     assert [failure.kind for failure in outcome.failures] == ["capture_failed", "capture_failed", "bad_row"]

@@ -219,7 +219,7 @@ def test_paused_and_stopped_jobs_are_not_fed_and_higher_priorities_go_first(
 ) -> None:
     paused, low = bench.job(rows(2), batch_size=1), bench.job(rows(2), batch_size=1)
     high = bench.job(rows(1), job_priority=5)
-    stops = bench.job([{"nothing": 1}, {"prompt": "p"}], batch_size=1, on_error="fail")
+    stops = bench.job([{"prompt": "REFUSE"}, {"prompt": "p"}], batch_size=1, on_error="fail")
     bench.records.pause(paused.id)
     bench.pipeline.run(refs(stops.id, 0)[0])
     assert feeder.step() == 3
