@@ -16,7 +16,7 @@ from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
-from tests.queue.conftest import TOKEN, Cluster, wait_for
+from tests.queue.conftest import TOKEN, Cluster, free_port, wait_for
 from tests.unit.extractor.test_tokens import write_tokens
 
 AXE = Path(__file__).parent / "vendor/axe.min.js"
@@ -93,8 +93,8 @@ class Page:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A service that runs, with one worker."""
-    cluster = Cluster(tmp_path_factory.mktemp("dashboard"))
+    """A service that runs, with two engines and one worker."""
+    cluster = Cluster(tmp_path_factory.mktemp("dashboard"), second_port=free_port())
     tokens = write_tokens(
         cluster.directory / "tokens.json",
         ("reader", "reader-token", "read", None),

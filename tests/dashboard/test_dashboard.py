@@ -10,6 +10,7 @@ from tests.dashboard.conftest import Page, write_trainer
 from tests.queue.conftest import Cluster, wait_for
 
 from taphouse.wire import GovernorMode, Job, JobOptions
+from taphouse_extractor.records import Pin, Records
 
 
 def enqueue(service: Cluster, rows: int, name: str, **options: int) -> Job:
@@ -63,6 +64,28 @@ def test_names_are_text(page: Page, service: Cluster) -> None:
     page.sees(page.row(job.id), name)
     assert page.script("return document.title") == "Taphouse"
     assert page.script("return document.querySelectorAll('#jobs-table img, #jobs-table b').length") == 0
+
+
+def test_each_engine_is_shown_and_why_a_job_waits_for_one(page: Page, service: Cluster) -> None:
+    page.open()
+    urls = [f"http://127.0.0.1:{port}" for port in (service.engine_port, service.second_port)]
+    page.sees("#engine-list", *urls, "0 captures in flight")
+    second = next(p for p in service.processes if str(service.second_port) in p.args)
+    service.stop(second)
+    page.sees("#engine-list", "capturing", "unreachable", "can't reach the engine")
+    assert page.text("#notice") == "" and page.violations() == []
+    service.start_engine(delay_s=0.05, port=service.second_port)
+
+    service.client.govern(GovernorMode.STOPPED)
+    job = enqueue(service, 4, "of a model that is gone")
+    gone = Pin(fingerprint_id="0123", layers=(1, 2, 4), num_layers=4, dtype="float32")
+    Records(service.store).pin(job.id, gone)
+    service.client.govern(GovernorMode.AUTO)
+    page.sees("#notice", "A job waits for an engine", "the job began with 0123")
+    page.sees(page.row(job.id), "it waits: no engine fits", *urls)
+    assert page.violations() == []
+    service.client.cancel(job.id)
+    wait_for("the notice is gone", lambda: page.text("#notice") == "", 10)
 
 
 def test_failures_of_a_job_are_a_click_away(page: Page, service: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -67,12 +68,16 @@ def children(pid: int) -> list[int]:
 
 @dataclass
 class Cluster:
-    """A service of real processes in one directory. Production's settings, but for what a test names."""
+    """A service of real processes in one directory. Production's settings, but for what a test names.
+
+    With a `second_port` the service has two engines, named in one list.
+    """
 
     directory: Path
     redis_port: int = field(default_factory=free_port)
     engine_port: int = field(default_factory=free_port)
     api_port: int = field(default_factory=free_port)
+    second_port: int | None = None
     settings: dict[str, str] = field(default_factory=dict)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     places: dict[str, Path] = field(default_factory=dict)
@@ -93,8 +98,7 @@ class Cluster:
             **os.environ,
             "TAPHOUSE_EXTRACTOR_STORE": str(self.store.root),
             "TAPHOUSE_EXTRACTOR_REDIS_URL": f"redis://127.0.0.1:{self.redis_port}/0",
-            "TAPHOUSE_EXTRACTOR_ENGINE_URL": f"http://127.0.0.1:{self.engine_port}",
-            "TAPHOUSE_EXTRACTOR_SLICE_DIR": str(self.place("slices")),
+            **self._engine_settings(),
             "TAPHOUSE_EXTRACTOR_TOKEN": TOKEN,
             "TAPHOUSE_EXTRACTOR_PORT": str(self.api_port),
             "TAPHOUSE_EXTRACTOR_MIN_FREE_BYTES": "0",
@@ -106,6 +110,22 @@ class Cluster:
             )
         self.processes.append(process)
         return process
+
+    def _engine_settings(self) -> dict[str, str]:
+        if self.second_port is None:
+            return {
+                "TAPHOUSE_EXTRACTOR_ENGINE_URL": f"http://127.0.0.1:{self.engine_port}",
+                "TAPHOUSE_EXTRACTOR_SLICE_DIR": str(self.place("slices")),
+            }
+        listed = [
+            {"url": f"http://127.0.0.1:{port}", "slice_dir": str(self.slices_of(port))}
+            for port in (self.engine_port, self.second_port)
+        ]
+        return {"TAPHOUSE_EXTRACTOR_ENGINES": json.dumps(listed)}
+
+    def slices_of(self, port: int) -> Path:
+        """Where an engine seals."""
+        return self.place("slices" if port == self.engine_port else "slices-of-the-second")
 
     def start_redis(self, *options: str) -> subprocess.Popen[bytes]:
         """With an append-only file, as deployed."""
@@ -125,11 +145,17 @@ class Cluster:
             return False
 
     def start_engine(
-        self, *, delay_s: float = 0.0, weights: str = "first", layers: str = "1,2,4"
+        self,
+        *,
+        delay_s: float = 0.0,
+        weights: str = "first",
+        layers: str = "1,2,4",
+        port: int | None = None,
     ) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.queue.stand_in", str(self.engine_port)]
+        port = port or self.engine_port
+        command = [sys.executable, "-m", "tests.queue.stand_in", str(port), str(self.slices_of(port))]
         options = ["--delay-s", str(delay_s), "--weights", weights, "--layers", layers]
-        return self.spawn("engine", [*command, str(self.place("slices")), *options])
+        return self.spawn("engine", [*command, *options])
 
     def trouble(self, **what: Any) -> None:
         """Tell the stand-in engine to fail or hang from now on (`FakeTap`'s fields)."""
@@ -154,6 +180,8 @@ class Cluster:
         """All of it; the API starts together with the workers."""
         self.start_redis()
         self.start_engine(delay_s=delay_s)
+        if self.second_port is not None:
+            self.start_engine(delay_s=delay_s, port=self.second_port)
         self.start_api(wait=False)
         for _ in range(workers):
             self.start_worker()

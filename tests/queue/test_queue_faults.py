@@ -129,6 +129,7 @@ def test_engine_stopped_and_started(cluster: Cluster) -> None:
 
 
 def test_engine_started_with_other_weights_is_refused_until_the_first_are_back(cluster: Cluster) -> None:
+    cluster.settings["TAPHOUSE_EXTRACTOR_ENGINE_POLL_S"] = "0.5"
     cluster.start(delay_s=0.1)
     job = cluster.enqueue(48, batch_size=8)
     wait_for("a first shard", lambda: cluster.ledger.head() >= 1)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from taphouse.cli.render_queue import queue_view
 from taphouse.cli.render_watch import HISTORY, SHARDS_SHOWN, Moment, follow, watch_line, watch_view
 from taphouse.wire import Batches, Engine, QueueStatus, ShardInfo
 
@@ -90,6 +91,29 @@ def test_one_engine_of_two_keeps_extraction_running(moment, make):
     engines = [*make("status").engines, Engine(url="http://b", capture="unreachable", detail="refused")]
     text = draw(replace(moment, status=make("status", engines=engines)))
     assert "extraction running" in text and "refused" in text
+
+
+def test_each_engine_shows_its_load_and_whether_others_go_first(moment, make):
+    busy = Engine(url="http://b", capture="on", in_flight=5, held=2, set_aside="it [hung]")
+    two = replace(moment, status=make("status", engines=[*make("status").engines, busy]))
+    for word in ("engines", "http://b", "5 + 2 held", "it [hung]"):
+        assert word in draw(two), word
+    assert "http://b: engine on (set aside)" in watch_line(two)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(queue_view(two.status, NOW))
+    assert "5 + 2 held" in console.file.getvalue() and "set aside: it [hung]" in console.file.getvalue()
+
+    off = [engine.model_copy(update={"capture": "off", "detail": "asleep"}) for engine in two.status.engines]
+    assert "asleep (and 1 more)" in watch_line(replace(moment, status=make("status", engines=off)))
+
+
+def test_jobs_that_no_engine_fits_are_what_it_waits_for(moment, make):
+    facts = {"unfit_jobs": 2, "unfit": "no engine fits: engine http://a: fingerprint_id is [1]"}
+    waits = replace(moment, status=make("status", **facts, depth=Batches(pending=3)))
+    said = "extraction waiting (2 jobs for an engine: no engine fits: engine http://a: fingerprint_id is [1])"
+    assert said in watch_line(waits)
+    runs = replace(moment, status=make("status", **facts, depth=Batches(running=1, pending=3)))
+    assert "extraction running" in watch_line(runs)
 
 
 def test_no_trainer_no_worker_paused(moment, make):

@@ -223,6 +223,8 @@ def test_a_job_that_no_engine_fits_waits_in_the_store_and_says_why(
     assert shown.state.value == "running"
     assert (shown.reason or "").startswith("it waits: no engine fits: engine http://a: fingerprint_id is ")
     assert bench.overview.job(other.id).reason is None
+    status = bench.overview.queue(None)
+    assert status.unfit_jobs == 1 and shown.reason == f"it waits: {status.unfit}"
 
     taps[1].weights = "first"
     bench.monitors.look()

@@ -14,7 +14,7 @@ from rich.text import Text
 from taphouse.cli.render import STATE_STYLE, facts_grid, plain, table
 from taphouse.cli.render_consumers import heard, number_text
 from taphouse.cli.render_governor import governor_body, governor_text
-from taphouse.cli.render_queue import capture_text, latency_of
+from taphouse.cli.render_queue import capture_text, engine_load, latency_of
 from taphouse.cli.units import age, count, duration, milliseconds, per_second, ratio, size, spark
 from taphouse.wire import Consumer, Governor, Job, Latency, QueueStatus, Rate, ShardInfo
 
@@ -102,6 +102,10 @@ def engine_panel(status: QueueStatus) -> Panel:
         why = f" – {engine.detail}" if engine.detail else ""
         facts: list[tuple[str, RenderableType]] = [("engine", plain(engine.url))] if several else []
         facts.append(("capture", capture_text(engine.capture).append(why, "")))
+        if engine.set_aside:
+            facts.append(("set aside", Text(engine.set_aside, "yellow")))
+        if several and engine.capture == "on":
+            facts.append(("in flight", engine_load(engine)))
         parts.append(facts_grid(facts + _latency_facts(engine.latency)))
     whose = sorted({latency_of(engine.latency) for engine in status.engines})
     parts.append(Text(f"latency: {' and '.join(whose)}{' of the engine' if len(whose) == 1 else ''}", "dim"))

@@ -16,6 +16,7 @@ from taphouse.wire import Engine, Latency, QueueStatus, Rate
 __all__ = [
     "capture_text",
     "depth_text",
+    "engine_load",
     "engine_problem",
     "extraction_state",
     "latency_of",
@@ -42,6 +43,9 @@ def extraction_state(status: QueueStatus) -> tuple[str, str, str | None]:
         return "stalled", "bold red", stuck
     if depth.running:
         return "running", "bold green", None
+    if status.unfit and not depth.queued:
+        jobs = f"{count(status.unfit_jobs)} job{'' if status.unfit_jobs == 1 else 's'}"
+        return "waiting", "bold yellow", f"{jobs} for an engine: {status.unfit}"
     return (
         "waiting",
         "yellow",
@@ -53,7 +57,8 @@ def _stuck(status: QueueStatus) -> str | None:
     if not status.workers:
         return "no worker: start `taphouse-extractor worker`"
     if status.engines and all(engine.capture != "on" for engine in status.engines):
-        return engine_problem(status.engines[0])
+        more = f" (and {count(others)} more)" if (others := len(status.engines) - 1) else ""
+        return engine_problem(status.engines[0]) + more
     return None
 
 
@@ -61,6 +66,12 @@ def engine_problem(engine: Engine) -> str:
     """What is wrong with an engine that captures nothing."""
     what = "engine unreachable" if engine.capture == "unreachable" else f"engine capture {engine.capture}"
     return f"{what}: {engine.detail}" if engine.detail else what
+
+
+def engine_load(engine: Engine) -> str:
+    """What an engine has of extraction: captures in flight, and requests held back for production."""
+    held = f" + {count(engine.held)} held" if engine.held else ""
+    return f"{'–' if engine.in_flight is None else count(engine.in_flight)}{held}"
 
 
 def depth_text(status: QueueStatus) -> Text:
@@ -147,9 +158,9 @@ def _engines(engines: list[Engine]) -> RenderableType:
             plain(engine.url),
             capture_text(engine.capture),
             ",".join(map(str, engine.layers or ())) or "–",
-            "–" if engine.in_flight is None else str(engine.in_flight),
+            engine_load(engine),
             *(milliseconds(value) for value in times),
-            plain(engine.detail or "–"),
+            plain(engine.detail or (f"set aside: {engine.set_aside}" if engine.set_aside else "–")),
         )
     whose = " and ".join(sorted({latency_of(e.latency) for e in engines if e.latency})) or "all requests"
     return Group(result, Text(f"latencies are those of {whose}", "dim"))

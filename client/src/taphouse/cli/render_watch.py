@@ -133,7 +133,8 @@ def watch_line(moment: Moment) -> str:
     if status.unconsumed is not None:
         parts.append(f"unconsumed {unconsumed_text(status.unconsumed)}")
     parts += [_consumer_line(consumer) for consumer in status.consumers] or ["no trainer"]
-    parts += [_engine_line(engine) for engine in status.engines] or ["no engine"]
+    several = len(status.engines) > 1
+    parts += [_engine_line(engine, named=several) for engine in status.engines] or ["no engine"]
     if status.governor is not None:
         parts.append(governor_line(status.governor))
     return f"{_clock(moment.now)} " + " | ".join(parts)
@@ -148,14 +149,16 @@ def _consumer_line(consumer: Consumer) -> str:
     )
 
 
-def _engine_line(engine: Engine) -> str:
+def _engine_line(engine: Engine, *, named: bool) -> str:
+    name = f"{engine.url}: " if named else ""
     if engine.capture != "on":
-        return engine_problem(engine)
+        return f"{name}{engine_problem(engine)}"
+    state = f"{name}engine on{' (set aside)' if engine.set_aside else ''}"
     latency = engine.latency
     if latency is None:
-        return "engine on"
+        return state
     return (
-        f"engine on, {latency_of(latency)}: itl p50 {milliseconds(latency.itl_p50)} "
+        f"{state}, {latency_of(latency)}: itl p50 {milliseconds(latency.itl_p50)} "
         f"p95 {milliseconds(latency.itl_p95)} "
         f"ttft p50 {milliseconds(latency.ttft_p50)} p95 {milliseconds(latency.ttft_p95)}"
     )

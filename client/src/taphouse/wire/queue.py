@@ -80,6 +80,8 @@ class QueueStatus(Answer):
     rates: list[Rate] = Field(description="Over the last one and five minutes.")
     eta_s: float | None = Field(default=None, description="rows_left at the rate of the last minutes.")
     paused: str | None = Field(default=None, description="Why no batch is fed at present.")
+    unfit_jobs: int = Field(default=0, description="Jobs that wait for an engine that can serve them.")
+    unfit: str | None = Field(default=None, description="Why the oldest of these waits.")
     workers: list[Worker]
     engines: list[Engine]
     governor: Governor | None = Field(default=None, description="None without a governor.")

@@ -75,6 +75,8 @@ class Snapshot(Collector):
         yield GaugeMetricFamily(
             "taphouse_paused", "1 while nothing is fed", value=self._queue.paused is not None
         )
+        text = "Jobs that wait for an engine that can serve them"
+        yield GaugeMetricFamily("taphouse_unfit_jobs", text, value=self._queue.unfit_jobs)
         workers = {"busy": 0, "idle": 0}
         for worker in self._queue.workers:
             workers[worker.state] = workers.get(worker.state, 0) + 1

@@ -149,8 +149,11 @@ class Overview:
         return [self._describe(job, live) for job in jobs[-limit:][::-1]]
 
     def _describe(self, job: JobProgress, live: Live) -> Job:
-        unfit = None if job.complete or job.held else self._monitors.unfit(job.needs)
-        return describe(job, live, unfit)
+        return describe(job, live, self._unfit(job))
+
+    def _unfit(self, job: JobProgress) -> str | None:
+        waits = job.record.spooled and not job.complete and not job.held
+        return self._monitors.unfit(job.needs) if waits else None
 
     @property
     def tally(self) -> Tally:
@@ -182,6 +185,7 @@ class Overview:
         lately = [job for job in jobs if job.recent]
         since = min((job.record.created_at for job in lately), default=now)
         recent = [job.recent for job in lately]
+        unfit = [why for job in jobs if (why := self._unfit(job)) is not None]
         rates = [rate(recent, window, since=since, now=now) for window in WINDOWS_S]
         left = sum(job.rows_left for job in jobs)
         head = self._ledger.head()
@@ -192,6 +196,8 @@ class Overview:
             rates=rates,
             eta_s=_eta(left, [job for job in jobs if job.rows_left], now),
             paused=live.problem or paused,
+            unfit_jobs=len(unfit),
+            unfit=unfit[0] if unfit else None,
             workers=list(live.workers),
             engines=self._monitors.views,
             governor=self._governor(),
@@ -268,7 +274,7 @@ def _reason(job: JobProgress, state: JobState, live: Live, unfit: str | None) ->
         return f"a row failed: {job.failures[0].reason}" if job.failures else "a row failed"
     if state.final:
         return None
-    if unfit is not None and state is not JobState.SPOOLING:
+    if unfit is not None:
         return f"it waits: {unfit}"
     reasons = [reason for batch, reason in live.of(job.record.id).reasons if batch not in job.finished]
     return f"a batch waits for its next run: {reasons[0]}" if reasons else None

@@ -56,6 +56,8 @@ function headline(status, point) {
   return point.samples ? `Extracting ${f.number(point.samples)} samples/s` : "Work is queued";
 }
 
+const unfit = (jobs) => (jobs === 1 ? "A job waits" : `${f.count(jobs)} jobs wait`);
+
 /** The one line above everything that says what is wrong, worst first. */
 function notice() {
   const seen = moment ? ` Shown is what was at ${f.clock(moment.status.updated_at)}.` : "";
@@ -64,6 +66,7 @@ function notice() {
   if (lost) [said, kind] = [`${lost}; trying again.${seen}`, "bad"];
   else if (trouble) [said, kind] = [`${trouble}.${seen}`, "bad"];
   else if (moment?.status.paused) said = `Paused: ${moment.status.paused}. It goes on by itself.`.replace(".. ", ". ");
+  else if (moment?.status.unfit_jobs) said = `${unfit(moment.status.unfit_jobs)} for an engine: ${moment.status.unfit}`;
   else if (moment && !moment.status.workers.length && moment.status.rows_left) said = "No worker is running: queued batches wait.";
   show($("notice"), said !== null);
   put($("notice"), said);
