@@ -100,6 +100,63 @@ def test_failures_of_a_job_are_a_click_away(page: Page, service: Cluster) -> Non
     wait_for("the dialog is closed", lambda: not page.all("#job"), 5)
 
 
+def test_all_failures_of_a_job_can_be_paged_through(page: Page, service: Cluster) -> None:
+    lines = (b'{"id":"f%03d","prompt":"REFUSE %d"}\n' % (i, i) for i in range(120))
+    job = service.client.enqueue(lines, JobOptions(batch_size=30), name="only failures")
+    page.open()
+    page.sees(page.row(job.id), "failed", "120 failed")
+    page.one(f"{page.row(job.id)} .link").click()
+    seen = list[str]()
+    for told, shown in (("1–50 of 120", 50), ("51–100 of 120", 50), ("101–120 of 120", 20)):
+        page.sees("#job .pager", told)
+        ids = page.script(
+            "return [...document.querySelectorAll('#job tbody tr')].map(r => r.children[1].textContent)"
+        )
+        assert len(ids) == shown
+        seen += ids
+        if len(seen) < 120:
+            page.one('#job [aria-label="Next failures"]').click()
+    assert seen == [f"f{n:03d}" for n in range(120)]
+    assert not page.one('#job [aria-label="Next failures"]').is_enabled()
+    assert page.driver.switch_to.active_element.text == "Previous"
+    assert page.violations() == []
+    page.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    page.sees("#job .pager", "51–100 of 120")
+
+
+def test_pause_and_resume(page: Page, service: Cluster) -> None:
+    page.open()
+    job = enqueue(service, 80, "in two parts", batch_size=4)
+    row = page.row(job.id)
+    page.sees(row, "running", "Pause")
+    page.one(f'{row} [data-action="pause"]').click()
+    page.sees(row, "paused", "Resume")
+    wait_for("nothing runs", lambda: service.client.job(job.id).batches.running == 0)
+    held = service.client.job(job.id)
+    assert held.state.value == "paused" and 0 < held.succeeded < 80
+    assert held.batches.queued == 0
+    page.one(f'{row} [data-action="resume"]').send_keys(Keys.ENTER)
+    page.sees(row, "done", "80 of 80 rows")
+    assert service.client.job(job.id).succeeded == 80
+
+
+def test_retry_tries_failed_rows_again(page: Page, service: Cluster) -> None:
+    lines = [b'{"id":"a","prompt":"fine"}\n', b'{"id":"b","prompt":"REFUSE one"}\n', b'{"prompt":""}\n']
+    job = service.client.enqueue(lines, name="half well")
+    page.open()
+    row = page.row(job.id)
+    page.sees(row, "done", "3 of 3 rows, 2 failed", "Retry failed")
+    service.trouble(refusing=False)
+    try:
+        page.one(f'{row} [data-action="retry"]').click()
+        page.sees(row, "done", "3 of 3 rows, 1 failed")
+    finally:
+        service.trouble(refusing=True)
+    done = service.client.job(job.id)
+    assert (done.succeeded, done.failed, done.shards) == (2, 1, 2)
+    assert [failure.row for failure in service.client.failures(job.id)] == [2]
+
+
 def test_cancel_asks_first_and_then_cancels(page: Page, service: Cluster) -> None:
     page.open()
     job = enqueue(service, 4000, "too much", batch_size=4)

@@ -1,8 +1,8 @@
 """A tap without an engine: speaks the endpoint's contract and seals real slices through `taphouse.slices`.
 
 Tokens are bytes. The state of a token depends on its id, position, layer and column only, so a test can tell
-what it must get (`states_of`). Words in a prompt ask for trouble: REFUSE (422), BROKEN (500, always), NAN,
-ABORT.
+what it must get (`states_of`). Words in a prompt ask for trouble: REFUSE (422, while `refusing`), BROKEN
+(500, always), NAN, ABORT.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class FakeTap:
     num_layers: int = 4
     max_model_len: int = 8192
     seeds: bool = True
+    refusing: bool = True
     hidden: int = 8
     tp_size: int = 2
     key: str | None = None
@@ -154,7 +155,7 @@ class FakeTap:
         if self.failing or self.off:
             off = f"capture is off: {self.off}"
             return refuse(self.failing or 503, off if self.off else "the engine is told to fail")
-        if "REFUSE" in text:
+        if self.refusing and "REFUSE" in text:
             return refuse(422, "prompt: too long, at most 7 tokens")
         return refuse(500, "the capture failed: row 3 is missing") if "BROKEN" in text else None
 

@@ -109,6 +109,8 @@ def test_failures_are_listed_and_tried_again(serve: Serve) -> None:
     service.bench.run_all(service.bench.records.job(job.id))
     listed = list(service.client.failures(job.id))
     assert [failure.row for failure in listed] == [0, 3, 6] and all(f.reason for f in listed)
+    pages = [[f.row for f in service.client.failures(job.id, skip=skip, limit=2)] for skip in (0, 2, 4)]
+    assert pages == [[0, 3], [6], []]
     assert all(shard.shard.startswith("run7-") for shard in service.client.shards().shards)
     again = service.client.retry(job.id)
     assert (again.state.value, again.failed, again.batches.pending) == ("running", 0, 1)

@@ -179,10 +179,11 @@ class Taphouse:
         """Try the failed rows of a job again."""
         return parse(self._send("POST", f"/v1/jobs/{segment(job_id)}/retry"), Job)
 
-    def failures(self, job_id: str) -> Iterator[RowFailure]:
-        """All rows of a job that made no sample, as they come."""
-        path = f"/v1/jobs/{segment(job_id)}/failures"
-        with reachable(), self._http.stream("GET", path) as answer:
+    def failures(self, job_id: str, *, skip: int = 0, limit: int | None = None) -> Iterator[RowFailure]:
+        """Rows of a job that made no sample, as they come: all, or `limit` after the first `skip`."""
+        path, page = f"/v1/jobs/{segment(job_id)}/failures", {"skip": skip, "limit": limit}
+        params = {name: value for name, value in page.items() if value}
+        with reachable(), self._http.stream("GET", path, params=params) as answer:
             if answer.is_error:
                 answer.read()
             raise_for(answer)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -153,10 +154,18 @@ def retry(here: Here, job_id: str) -> Job:
     response_class=StreamingResponse,
     responses={200: {"content": {NDJSON: {}}, "description": "A RowFailure a line"}},
 )
-def failures(here: Here, job_id: str) -> StreamingResponse:
-    """All rows that were tried and made no sample, as JSONL, without those that are tried again."""
+def failures(
+    here: Here,
+    job_id: str,
+    skip: Annotated[int, Query(ge=0, le=10**9, description="Leave out so many of the first.")] = 0,
+    limit: Annotated[
+        int | None, Query(ge=1, le=10**9, description="At most so many; all without it.")
+    ] = None,
+) -> StreamingResponse:
+    """Rows that were tried and made no sample, as JSONL, without those that are tried again."""
     here.records.job(job_id)
-    lines = (failure.model_dump_json() + "\n" for failure in here.retries.failures(job_id))
+    found = islice(here.retries.failures(job_id), skip, None if limit is None else skip + limit)
+    lines = (failure.model_dump_json() + "\n" for failure in found)
     return StreamingResponse(lines, media_type=NDJSON)
 
 

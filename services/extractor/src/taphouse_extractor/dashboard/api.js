@@ -34,3 +34,15 @@ export async function call(method, path, body) {
   if (!answer.ok) throw new Error(await refusal(answer));
   return answer.json();
 }
+
+/** The lines of a JSONL route, each parsed. */
+export async function lines(path) {
+  let answer;
+  try {
+    answer = await fetch(path, { headers: headers(), cache: "no-store" });
+    if (answer.ok) return (await answer.text()).split("\n").filter(Boolean).map((line) => JSON.parse(line));
+  } catch {
+    throw new Error("the service can't be reached");
+  }
+  throw new Error(await refusal(answer));
+}

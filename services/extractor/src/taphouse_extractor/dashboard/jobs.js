@@ -1,10 +1,11 @@
 // The jobs: progress, what may be done to each in its state, and one job's failures.
 
-import { call } from "./api.js";
+import { call, lines } from "./api.js";
 import { $, ask, h, keyed, put, show, toast } from "./dom.js";
 import * as f from "./format.js";
 
 const SHOWN = 8;
+const PAGE = 50;
 const ACTIONS = {
   pause: { label: "Pause" },
   resume: { label: "Resume" },
@@ -139,21 +140,48 @@ function detail(job) {
     ["Fingerprint", job.fingerprint_id ?? f.none],
   ];
   const list = h("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
-  return [list, h("h3", {}, "Rows that made no sample"), failures(job)];
+  return [list, h("h3", { id: "failures-title" }, "Rows that made no sample"), failures(job)];
 }
 
+/** Rows that made no sample, a page at a time; rows of a cancelled job that were never tried are not listed. */
 function failures(job) {
-  const told = job.failures.length;
-  if (!told) return h("p", { class: "muted" }, "None.");
-  const rows = job.failures.map((one) =>
-    h("tr", {}, h("td", { class: "n" }, f.count(one.row)), h("td", {}, one.id ?? f.none), h("td", {}, one.skipped ? "skipped" : "failed"), h("td", { class: "why" }, one.reason)),
+  if (!job.failures.length) return h("p", { class: "muted" }, "None.");
+  const total = job.state === "cancelled" ? null : job.failed + job.skipped;
+  const body = h("tbody");
+  const said = h("span", { class: "muted", role: "status" });
+  const [back, on] = [["Previous", -PAGE], ["Next", PAGE]].map(([label, step]) =>
+    h("button", { type: "button", "aria-label": `${label} failures`, click: () => turn(first + step) }, label),
   );
-  const head = h("tr", {}, ...["Row", "Id", "Outcome", "Reason"].map((name) => h("th", { scope: "col" }, name)));
-  const all = job.failed + job.skipped;
-  return h(
-    "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": "Failures" },
-    h("table", { class: "table" }, h("thead", {}, head), h("tbody", {}, ...rows)),
-    told < all ? h("p", { class: "muted" }, `The first ${told} of ${f.count(all)}.`) : null,
-  );
+  const scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": "failures-title" }, failureTable(body));
+  let first = 0;
+
+  async function turn(to) {
+    first = Math.max(0, to);
+    put(said, "Asking the service …");
+    try {
+      const found = await lines(`v1/jobs/${encodeURIComponent(job.id)}/failures?skip=${first}&limit=${PAGE + 1}`);
+      const shown = found.slice(0, PAGE);
+      body.replaceChildren(...shown.map(failureRow));
+      scroll.scrollTop = 0;
+      put(said, shown.length ? `${f.count(first + 1)}–${f.count(first + shown.length)}${total === null ? "" : ` of ${f.count(total)}`}` : "No more.");
+      const held = document.activeElement;
+      back.disabled = first === 0;
+      on.disabled = found.length <= PAGE;
+      if (held === on && on.disabled) back.focus(); // a disabled button would let go of the focus
+      else if (held === back && back.disabled) on.focus();
+    } catch (error) {
+      put(said, error.message);
+    }
+  }
+
+  turn(0);
+  return h("div", {}, scroll, h("p", { class: "pager" }, back, said, on));
 }
+
+function failureTable(body) {
+  const head = h("tr", {}, ...["Row", "Id", "Outcome", "Reason"].map((name) => h("th", { scope: "col" }, name)));
+  return h("table", { class: "table" }, h("thead", {}, head), body);
+}
+
+const failureRow = (one) =>
+  h("tr", {}, h("td", { class: "n" }, f.count(one.row)), h("td", {}, one.id ?? f.none), h("td", {}, one.skipped ? "skipped" : "failed"), h("td", { class: "why" }, one.reason));
