@@ -10,7 +10,7 @@ from tests.unit.extractor.conftest import Bench
 
 from taphouse_extractor.engine import Capture
 from taphouse_extractor.errors import JobCancelled
-from taphouse_extractor.moves import Moves, halves
+from taphouse_extractor.moves import Moves, in_halves
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome
 
 
@@ -33,7 +33,7 @@ def finish(bench: Bench, job: JobRecord) -> None:
 
 def test_a_leader_that_died_between_the_move_and_its_outcome(bench: Bench) -> None:
     job = bench.job(rows(4), batch_size=4)
-    Moves(bench.store).add(job, 0, halves(range(4)))
+    Moves(bench.store).add(job, 0, range(4), in_halves(4))
     outcome = bench.pipeline.run(first_of(job))
     assert (outcome.moved, outcome.shard) == (4, None)
     finish(bench, job)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from taphouse.store import LocalStore
 from taphouse.wire import JobOptions, JobState, RowFailure
 from taphouse_extractor.errors import Conflict
-from taphouse_extractor.moves import Moves, halves
+from taphouse_extractor.moves import Moves, in_halves
 from taphouse_extractor.overview import Live, describe
 from taphouse_extractor.progress import Progress
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Records
@@ -47,11 +47,7 @@ class JobLife(RuleBasedStateMachine):
     def rows_of(self, batch: int) -> list[int]:
         if batch < self.job.batches:
             return list(self.job.rows_of(batch))
-        return next(
-            list(move.batches[batch - move.first])
-            for move in self.moves.of(self.job.id)
-            if move.first <= batch < move.end
-        )
+        return self.moves.batch(self.job.id, batch)
 
     @precondition(lambda self: not self.shown.state.final and self.shown.state is not JobState.PAUSED)
     @rule(data=st.data())
@@ -75,9 +71,9 @@ class JobLife(RuleBasedStateMachine):
         ref = data.draw(st.sampled_from(list(job.pending())))
         rows = self.rows_of(ref.batch)
         if len(rows) > 1:
-            first = self.moves.add(self.job, ref.batch, halves(rows))
+            first = self.moves.add(self.job, ref.batch, rows, in_halves(len(rows)))
             if crash:  # between the move and the outcome: it is given up again
-                assert self.moves.add(self.job, ref.batch, halves(rows)) == first
+                assert self.moves.add(self.job, ref.batch, rows, in_halves(len(rows))) == first
             self._record(ref, rows, (), moved=len(rows))
 
     @rule(action=st.sampled_from(Action))

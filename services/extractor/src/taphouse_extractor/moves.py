@@ -1,80 +1,81 @@
-"""Rows that were moved into further batches of their job: failed ones to be tried again, halves of a batch.
+"""Rows that were moved into further batches of their job: failed ones to be tried again, parts of a batch.
 
 ::
 
-    moves/<job id>/<number>.json    one move, first writer wins
+    moves/<job id>/<number>.move    one move, first writer wins:
+                                    a line of JSON (`Move`), then u32, little-endian:
+                                    where each of its batches ends among its rows, and its rows, rising
 
 A job's batches are numbered on: those of its dataset first, then those of each move in order. A row's outcome
-is that of the last batch it stands in.
+is that of the last batch it stands in. A batch reads its own rows of a move and no others, whatever the size.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from typing import Any, BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from taphouse.errors import StoreError
-from taphouse.store import Store, put_json_new, read_json
+from taphouse.store import Store, to_json
 from taphouse_extractor.errors import Conflict
 from taphouse_extractor.records import MAX_BATCHES, JobRecord
 
-__all__ = ["Move", "Moves", "again", "halves", "superseded"]
+__all__ = ["Move", "Moves", "Retried", "Rows", "in_batches", "in_halves"]
 
-_NAME = re.compile(r"[0-9]{6}\.json")
+_NAME = re.compile(r"[0-9]{6}\.move")
+_HEAD_BYTES = 512
+_U32 = np.dtype("<u4")
+Rows = NDArray[np.uint32]
 
 
 class Move(BaseModel):
-    """Rows that stand in new batches: `batches[i]` are the row numbers, rising, of batch `first + i`.
+    """Number `number` of its job's moves: `rows` rows stand in `batches` new batches, from `first` on.
 
     `of` is the batch whose rows they all were, and which has no other outcome; None: rows that had failed.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    version: int = 1
+    version: int = 2
+    number: int
     of: int | None
     first: int
-    batches: tuple[tuple[int, ...], ...]
+    batches: int
+    rows: int
 
     @property
     def end(self) -> int:
         """The number after its last batch."""
-        return self.first + len(self.batches)
-
-    @property
-    def rows(self) -> int:
-        """How many rows were moved."""
-        return sum(map(len, self.batches))
-
-    def has(self, row: int) -> bool:
-        """Whether a row was moved."""
-        for batch in self.batches:
-            at = bisect_left(batch, row)
-            if at < len(batch) and batch[at] == row:
-                return True
-        return False
+        return self.first + self.batches
 
 
 class Moves:
-    """Reads and writes moves. Raises `StoreError`s."""
+    """Reads and writes moves. Raises `StoreError`s. Safe to share between threads.
+
+    Moves never change: those of the job that was asked for last are remembered.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._known: tuple[str, tuple[Move, ...]] = ("", ())
 
-    def jobs(self) -> frozenset[str]:
-        """Ids of the jobs that have any."""
-        return frozenset(self._store.list("moves"))
-
-    def of(self, job_id: str, after: int = 0) -> list[Move]:
+    def of(self, job_id: str, after: int = 0) -> Sequence[Move]:
         """A job's moves in order, without the first `after`."""
         names = [name for name in self._store.list(f"moves/{job_id}") if _NAME.fullmatch(name)]
-        return [self._read(job_id, number) for number in range(after, len(names))]
+        last, known = self._known
+        known = known[: len(names)] if last == job_id else ()
+        known += tuple(self._read(job_id, number) for number in range(len(known), len(names)))
+        self._known = (job_id, known)
+        return known[after:]
 
-    def add(self, job: JobRecord, of: int | None, batches: Sequence[Sequence[int]]) -> Move:
-        """Move rows into new batches; a batch that was moved before keeps that move.
+    def add(self, job: JobRecord, of: int | None, rows: Sequence[int] | Rows, ends: Sequence[int]) -> Move:
+        """Move rising rows into new batches, which end at `ends`; a batch that was moved keeps that move.
 
         Raises `Conflict` when the job would get more batches than there may be.
         """
@@ -84,36 +85,95 @@ class Moves:
                 if of is not None and move.of == of:
                     return move
             first = known[-1].end if known else job.batches
-            new = Move(of=of, first=first, batches=tuple(tuple(rows) for rows in batches))
+            new = Move(number=len(known), of=of, first=first, batches=len(ends), rows=len(rows))
             if new.end > MAX_BATCHES:
                 raise Conflict(f"job {job.id} would have more than {MAX_BATCHES} batches", param="job_id")
-            if put_json_new(self._store, self._path(job.id, len(known)), new.model_dump(mode="json")):
+            body = np.asarray(ends, _U32).tobytes() + np.asarray(rows, _U32).tobytes()
+            if self._store.put_new(self._path(job.id, new.number), to_json(new.model_dump()) + body):
                 return new
+
+    def holding(self, job_id: str, batch: int) -> Move:
+        """The move that made a batch."""
+        known = self.of(job_id)
+        at = bisect_right(known, batch, key=lambda move: move.first) - 1
+        if at < 0 or batch >= known[at].end:
+            raise StoreError(f"job {job_id} has no batch {batch}")
+        return known[at]
+
+    def batch(self, job_id: str, batch: int) -> list[int]:
+        """Row numbers of a batch that a move made."""
+        move = self.holding(job_id, batch)
+        at = batch - move.first
+        path = self._path(job_id, move.number)
+        with self._store.open(path) as file:
+            start = len(file.readline(_HEAD_BYTES))
+            before = _u32s(file, path, start + 4 * (at - 1), 2) if at else _u32s(file, path, start, 1)
+            begin, end = (int(before[0]) if at else 0), int(before[-1])
+            rows: list[int] = _u32s(file, path, start + 4 * (move.batches + begin), end - begin).tolist()
+            return rows
+
+    def rows(self, job_id: str, move: Move) -> Rows:
+        """All rows of a move, rising: four bytes each in memory."""
+        path = self._path(job_id, move.number)
+        with self._store.open(path) as file:
+            start = len(file.readline(_HEAD_BYTES))
+            return _u32s(file, path, start + 4 * move.batches, move.rows)
+
+    def batches_with(self, job_id: str, move: Move, rows: Iterable[int]) -> list[int]:
+        """Batches of a move in which any of `rows` stand, rising."""
+        path = self._path(job_id, move.number)
+        found = np.flatnonzero(np.isin(self.rows(job_id, move), np.fromiter(rows, np.uint32)))
+        with self._store.open(path) as file:
+            ends = _u32s(file, path, len(file.readline(_HEAD_BYTES)), move.batches)
+        places: list[int] = np.unique(np.searchsorted(ends, found, side="right")).tolist()
+        return [move.first + place for place in places]
 
     def _read(self, job_id: str, number: int) -> Move:
         path = self._path(job_id, number)
         try:
-            return Move.model_validate(read_json(self._store, path))
+            with self._store.open(path) as file:
+                return Move.model_validate_json(file.readline(_HEAD_BYTES))
         except ValidationError as error:
             raise StoreError(f"{path} is not a move of this version", path=path) from error
 
     @staticmethod
     def _path(job_id: str, number: int) -> str:
-        return f"moves/{job_id}/{number:06d}.json"
+        return f"moves/{job_id}/{number:06d}.move"
 
 
-def halves(rows: Sequence[int]) -> list[Sequence[int]]:
-    """Two halves of at least two rows."""
-    middle = len(rows) // 2
-    return [rows[:middle], rows[middle:]]
+class Retried:
+    """Whether a row that failed in a batch is tried again since. Reads retries' rows once, when asked."""
+
+    def __init__(self, moves: Moves, job_id: str, known: Iterable[Move]) -> None:
+        self._moves, self._job_id = moves, job_id
+        self._retries = [move for move in known if move.of is None]
+        self._rows: dict[int, Rows] = {}
+
+    def __call__(self, row: int, batch: int) -> bool:
+        """Whether it stands in a later batch."""
+        return any(move.first > batch and self._has(move, row) for move in self._retries)
+
+    def _has(self, move: Move, row: int) -> bool:
+        if move.number not in self._rows:
+            self._rows[move.number] = self._moves.rows(self._job_id, move)
+        rows = self._rows[move.number]
+        at = int(np.searchsorted(rows, row))
+        return at < len(rows) and int(rows[at]) == row
 
 
-def again(rows: Iterable[int], size: int) -> list[list[int]]:
-    """Rows to be tried again, in batches of at most `size`."""
-    ordered = sorted(rows)
-    return [ordered[at : at + size] for at in range(0, len(ordered), size)]
+def in_halves(rows: int) -> list[int]:
+    """Where two halves of at least two rows end."""
+    return [rows // 2, rows]
 
 
-def superseded(moves: Iterable[Move], row: int, batch: int) -> bool:
-    """Whether a row that failed in a batch was moved since."""
-    return any(move.of is None and move.first > batch and move.has(row) for move in moves)
+def in_batches(rows: int, size: int) -> list[int]:
+    """Where batches of at most `size` rows end."""
+    return [*range(size, rows, size), rows]
+
+
+def _u32s(file: BinaryIO, path: str, at: int, count: int) -> NDArray[Any]:
+    file.seek(at)
+    data = file.read(4 * count)
+    if len(data) != 4 * count:
+        raise StoreError(f"{path} ends before its rows do", path=path)
+    return np.frombuffer(data, _U32)

@@ -41,7 +41,7 @@ from taphouse_extractor.errors import (
     error_code,
 )
 from taphouse_extractor.fitting import Needs
-from taphouse_extractor.moves import Moves, halves
+from taphouse_extractor.moves import Moves, in_halves
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records
 from taphouse_extractor.rows import Mask, Numbered, Prompt, number_rows, parse_row, to_prompt, too_long
 from taphouse_extractor.stages import StageClock
@@ -217,7 +217,7 @@ class Pipeline:
                 numbers = self._numbers(job, ref)
                 if len(numbers) < 2:
                     return self.fail(job, ref, reason)
-                move = self._moves.add(job, ref.batch, halves(numbers))
+                move = self._moves.add(job, ref.batch, numbers, in_halves(len(numbers)))
                 log.warning("its halves are tried apart, as batches %d to %d", move.first, move.end - 1)
                 return self._put_moved(ref, len(numbers))
         return self.run(ref)
@@ -246,10 +246,7 @@ class Pipeline:
         """Row numbers of a batch, rising."""
         if ref.batch < job.batches:
             return job.rows_of(ref.batch)
-        for move in self._moves.of(job.id):
-            if move.first <= ref.batch < move.end:
-                return move.batches[ref.batch - move.first]
-        raise StoreError(f"job {job.id} has no batch {ref.batch}")
+        return self._moves.batch(job.id, ref.batch)
 
     def _rows(self, job: JobRecord, ref: BatchRef) -> Iterator[Numbered]:
         """A batch's rows, each with the id that it has in its dataset."""

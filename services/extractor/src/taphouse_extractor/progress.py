@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from taphouse.errors import StoreError
@@ -20,7 +21,7 @@ from taphouse_extractor.errors import NotFound
 from taphouse_extractor.finished import Finished
 from taphouse_extractor.fitting import Needs
 from taphouse_extractor.job_files import JobFiles
-from taphouse_extractor.moves import Move, Moves, superseded
+from taphouse_extractor.moves import Move, Moves, Retried, Rows
 from taphouse_extractor.recent import Recent
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records, job_ids_in
 from taphouse_extractor.tally import Tally
@@ -99,15 +100,17 @@ class JobProgress:
             for batch in self.finished.missing(self.batches):
                 yield BatchRef(job_id=self.record.id, batch=batch)
 
-    def move(self, move: Move) -> None:
-        """Rows that had failed are tried again."""
+    def move(self, move: Move, rows: Callable[[], Rows]) -> None:
+        """Rows that had failed are tried again; which ones is asked only where that shows."""
         self.moves.append(move)
         if move.of is None:
             self.failed -= move.rows
-            self.failures = [f for f in self.failures if f.skipped or not move.has(f.row)]
+            if self.failures:
+                again = set(rows().tolist())
+                self.failures = [f for f in self.failures if f.skipped or f.row not in again]
 
-    def count(self, outcome: Outcome, now: float) -> None:
-        """Add one batch's outcome."""
+    def count(self, outcome: Outcome, now: float, retried: Callable[[int, int], bool]) -> None:
+        """Add one batch's outcome. `retried`: whether a row that failed in a batch is tried again since."""
         skipped = sum(failure.skipped for failure in outcome.failures)
         self.finished.add(outcome.batch)
         self.succeeded += outcome.succeeded
@@ -119,8 +122,9 @@ class JobProgress:
         self.raw_bytes += outcome.raw_bytes
         self.fingerprint_id = self.fingerprint_id or outcome.fingerprint_id
         self.finished_at = max(self.finished_at or 0.0, outcome.finished_at)
-        stands = (f for f in outcome.failures if not superseded(self.moves, f.row, outcome.batch))
-        self.failures.extend(islice(stands, max(0, KEEP_FAILURES - len(self.failures))))
+        room = max(0, KEEP_FAILURES - len(self.failures))
+        stands = (f for f in outcome.failures if not retried(f.row, outcome.batch))
+        self.failures.extend(islice(stands, room))
         self.recent.add(outcome, now)
 
 
@@ -231,7 +235,7 @@ class Progress:
 
     def _read_moves(self, job: JobProgress) -> None:
         for move in self._moves.of(job.record.id, after=len(job.moves)):
-            job.move(move)
+            job.move(move, partial(self._moves.rows, job.record.id, move))
 
     def _count(self, job: JobProgress) -> None:
         """Count what was finished since, and close a job's files at its end."""
@@ -239,12 +243,12 @@ class Progress:
         files = self._open.get(job_id)
         if files is None:
             return
-        moved = 0
+        moved, retried = 0, Retried(self._moves, job_id, job.moves)
         for batch in files.batches(job.finished):
             outcome = self._records.outcome(BatchRef(job_id=job_id, batch=batch))
             if outcome is None:
                 raise StoreError(f"the outcome of batch {batch} of job {job_id} went away")
-            job.count(outcome, now)
+            job.count(outcome, now, retried)
             self.tally.add(outcome)
             moved += outcome.moved
         if moved:  # the move was there before: such a batch is not the job's last

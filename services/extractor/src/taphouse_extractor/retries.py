@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from taphouse.wire import RowFailure
 from taphouse_extractor.errors import Conflict
-from taphouse_extractor.moves import Move, Moves, again, superseded
+from taphouse_extractor.moves import Move, Moves, Retried, in_batches
 from taphouse_extractor.records import BatchRef, JobRecord, Records
 
 __all__ = ["Retries"]
@@ -20,11 +22,11 @@ class Retries:
 
     def failures(self, job_id: str) -> Iterator[RowFailure]:
         """Failed and skipped rows by batch, without those that are tried again or were since."""
-        moves = self._moves.of(job_id)
+        retried = Retried(self._moves, job_id, self._moves.of(job_id))
         for batch in self._records.finished(job_id):
             outcome = self._records.outcome(BatchRef(job_id=job_id, batch=batch))
             for failure in outcome.failures if outcome else ():
-                if not superseded(moves, failure.row, batch):
+                if not retried(failure.row, batch):
                     yield failure
 
     def retry(self, job: JobRecord) -> Move:
@@ -33,7 +35,8 @@ class Retries:
         Raises `Conflict` when there are none.
         """
         with self._records.store.lock(f"jobs/{job.id}/retry.lock"):
-            failed = [failure.row for failure in self.failures(job.id) if not failure.skipped]
-            if not failed:
+            tried = (failure.row for failure in self.failures(job.id) if not failure.skipped)
+            failed = np.sort(np.fromiter(tried, np.uint32))
+            if not len(failed):
                 raise Conflict(f"none of job {job.id}'s rows has failed", param="job_id")
-            return self._moves.add(job, None, again(failed, job.options.batch_size))
+            return self._moves.add(job, None, failed, in_batches(len(failed), job.options.batch_size))

@@ -121,9 +121,8 @@ class Samples:
         """The batch that rows stand in, and those they were moved into."""
         yield BatchRef(job_id=job.id, batch=batch)
         for move in self._moves.of(job.id):
-            for number, rows in enumerate(move.batches, start=move.first):
-                if not {match.row for match in matches}.isdisjoint(rows):
-                    yield BatchRef(job_id=job.id, batch=number)
+            for number in self._moves.batches_with(job.id, move, (match.row for match in matches)):
+                yield BatchRef(job_id=job.id, batch=number)
 
     def _found(self, job: JobRecord, batch: int, matches: list[_Row]) -> list[FoundSample]:
         entries = [self._entry(job, ref) for ref in self._places(job, batch, matches)]
