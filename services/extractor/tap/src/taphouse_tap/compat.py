@@ -8,7 +8,8 @@ version    platform  runners  ran
 0.32.0     cpu       V1       TP 1 and 2, DP 2, eager and compiled; Llama, DeepseekV3, KimiK25; EAGLE-3
                               and n-gram drafts, preemption, prefix caching, reloaded weights
 0.22.1     cuda      V1, V2   TP 1 (V1 also TP 2), FULL_AND_PIECEWISE CUDA graphs, async scheduling;
-                              Llama, DeepseekV3 with INT4 experts (V1); an EAGLE-3 draft (V1)
+                              Llama (both), DeepseekV3 with INT4 experts, with bfloat16 ones at TP 2,
+                              an EAGLE-3 draft (V1)
 =========  ========  =======  ==========================================================================
 
 ====================================================  ==================================================
