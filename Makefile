@@ -6,9 +6,11 @@ CODE := $(PACKAGES) tests benchmarks deploy
 PROFILE ?= demo
 KEEP ?=
 STOP ?=
+SOAK_S ?= 300
+SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test check test-long bench bench-tap bench-writer bench-isolation lock format clean
+.PHONY: help setup browser demo test check test-long soak bench bench-tap bench-writer bench-isolation lock format clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -34,6 +36,9 @@ test: browser check ## everything but the long tests: real engine, real Redis, r
 
 test-long: setup ## the tests marked slow
 	$(BIN)/pytest tests -m slow
+
+soak: setup ## kill and freeze the service's processes at random for SOAK_S=300 seconds, SEED=n for the same again
+	$(BIN)/python -m tests.queue.soak --seconds $(SOAK_S) $(if $(SEED),--seed $(SEED))
 
 bench: setup ## benchmarks on this machine; docs/benchmarks.md says how to read them
 	$(BIN)/python -m benchmarks.codec

@@ -92,7 +92,9 @@ class Cluster:
     def place(self, name: str) -> Path:
         return self.places.get(name, self.directory / name)
 
-    def spawn(self, name: str, command: list[str], *, group: bool = False) -> subprocess.Popen[bytes]:
+    def spawn(
+        self, name: str, command: list[str], *, group: bool = False, **settings: str
+    ) -> subprocess.Popen[bytes]:
         """Start a process that logs to `<name>.log`; `group` gives it a process group of its own."""
         env = {
             **os.environ,
@@ -103,6 +105,7 @@ class Cluster:
             "TAPHOUSE_EXTRACTOR_PORT": str(self.api_port),
             "TAPHOUSE_EXTRACTOR_MIN_FREE_BYTES": "0",
             **self.settings,
+            **settings,
         }
         with (self.directory / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -161,8 +164,8 @@ class Cluster:
         """Tell the stand-in engine to fail or hang from now on (`FakeTap`'s fields)."""
         httpx.put(f"http://127.0.0.1:{self.engine_port}/trouble", json=what).raise_for_status()
 
-    def start_api(self, *, wait: bool = True) -> subprocess.Popen[bytes]:
-        process = self.spawn("api", [sys.executable, "-m", "taphouse_extractor.main", "api"])
+    def start_api(self, *, wait: bool = True, **settings: str) -> subprocess.Popen[bytes]:
+        process = self.spawn("api", [sys.executable, "-m", "taphouse_extractor.main", "api"], **settings)
         if wait:
             wait_for("API", self.api_answers)
         return process

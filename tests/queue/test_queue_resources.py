@@ -7,6 +7,8 @@ All tests share one service, so each also shows that the one before left it whol
 | store full or read-only, slice directory full, Redis full, its log's disk full, Redis hangs | here |
 | engine answers 500, 429 or 503, engine hangs | here |
 | SIGKILL of worker, work-horse, API and feeder, Redis, engine | `test_queue_faults.py` |
+| the same at random moments, and SIGSTOP; two APIs | `test_queue_soak.py`, for minutes `make soak` |
+| clocks set forward and back | `test_queue_clock.py` |
 | Redis stopped or wiped, engine stopped, engine of another model | `test_queue_faults.py` |
 | a shard without its entry, a batch twice in the queue | `test_queue_faults.py` |
 | a poison row, a batch over its time | `test_queue_doors.py`, `tests/unit/extractor/test_halving.py` |

@@ -125,6 +125,7 @@ class FakeRedis:
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
+        self.lives: dict[str, int] = {}
         self.away = False
 
     def _check(self) -> None:
@@ -142,6 +143,11 @@ class FakeRedis:
     def set(self, key: str, value: str, px: int | None = None) -> None:
         self._check()
         self.values[key] = value
+        self.lives[key] = -1 if px is None else px
+
+    def pttl(self, key: str) -> int:
+        self._check()
+        return self.lives[key] if key in self.values else -2
 
     def expire(self, key: str) -> None:
         """What time does to a lease."""

@@ -109,6 +109,11 @@ def test_one_that_fails_a_batch_comes_last_until_it_is_started_anew(
     assert chosen(engines) == A  # without Redis nothing is known of it
     redis.away = False
     assert chosen(engines) == B
+    [aside] = redis.lives
+    redis.lives[aside] += 3_600_000  # Redis' clock was set back by an hour
+    assert chosen(engines) == A
+    redis.lives[aside] -= 3_600_000
+    assert chosen(engines) == B
     taps[0].start = FakeTap(tmp_path / "a").start
     assert chosen(engines) == A
 

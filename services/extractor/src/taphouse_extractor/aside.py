@@ -49,6 +49,8 @@ class Aside:
         """Why this start of an engine is set aside, or None. Never raises."""
         try:
             found = self._redis.get(self._key(url))
+            if found is not None and self._redis.pttl(self._key(url)) > self._for_ms:
+                return None  # Redis' clock was set back since: the while is over
             said = SetAside.model_validate_json(found) if found is not None else None
         except (redis.RedisError, ValidationError):
             return None

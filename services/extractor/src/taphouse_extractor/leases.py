@@ -6,6 +6,9 @@
 <prefix>:leader                  the feeder that feeds
 <prefix>:known                   absent in a Redis that is new or was wiped
 <prefix>:probe                   written to see whether Redis takes writes
+
+Redis ends a key by its wall clock. When that is set back, a key lives longer than whoever made it can have
+meant; who sees it cuts it down to its length, so that nobody who died holds on to anything.
 """
 
 from __future__ import annotations
@@ -24,19 +27,28 @@ from pydantic import BaseModel, ConfigDict
 from taphouse_extractor.errors import BatchBusy
 from taphouse_extractor.records import BatchRef
 
-__all__ = ["Client", "Leases", "Tries", "Waits", "connect", "keep_renewing"]
+__all__ = ["PRESENCE_TTL_S", "Client", "Leases", "Tries", "Waits", "connect", "keep_renewing"]
 
 log = logging.getLogger(__name__)
 Client = Any
 """redis-py's client: whether it answers in text or bytes is decided when it is made."""
 
 TRIES_TTL_S = 7 * 86400
+PRESENCE_TTL_S = 20.0
 DROP_IF_MINE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 KEEP_IF_MINE = """
 local holder = redis.call('get', KEYS[1])
-if holder and holder ~= ARGV[1] then return 0 end
+if holder and holder ~= ARGV[1] then
+  if redis.call('pttl', KEYS[1]) > tonumber(ARGV[2]) then redis.call('pexpire', KEYS[1], ARGV[2]) end
+  return 0
+end
 redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2])
 return 1
+"""
+CUT_DOWN = """
+for _, key in ipairs(KEYS) do
+  if redis.call('pttl', key) > tonumber(ARGV[1]) then redis.call('pexpire', key, ARGV[1]) end
+end
 """
 
 
@@ -128,7 +140,7 @@ class Leases:
     def running(self) -> dict[BatchRef, str]:
         """Batches that are being run, and by which worker."""
         held = {}
-        for key, value in self._scan("lease"):
+        for key, value in self._scan("lease", self._ttl_ms):
             try:
                 held[BatchRef.parse(key)] = str(json.loads(value)["worker"])
             except (ValueError, KeyError, TypeError):
@@ -138,7 +150,7 @@ class Leases:
     def tries(self) -> dict[BatchRef, Tries]:
         """Batches that ran badly and are not finished."""
         found = {}
-        for key, value in self._scan("tries"):
+        for key, value in self._scan("tries", TRIES_TTL_S * 1000):
             try:
                 found[BatchRef.parse(key)] = Tries.model_validate_json(value)
             except ValueError:
@@ -171,9 +183,9 @@ class Leases:
         """The batch is finished."""
         self._redis.delete(self._key("tries", ref))
 
-    def present(self, name: str, facts: dict[str, Any], ttl_s: float) -> None:
-        """Say that a worker process is alive."""
-        self._redis.set(f"{self._prefix}:worker:{name}", json.dumps(facts), px=int(ttl_s * 1000))
+    def present(self, name: str, facts: dict[str, Any]) -> None:
+        """Say that a worker process is alive, for `PRESENCE_TTL_S`."""
+        self._redis.set(f"{self._prefix}:worker:{name}", json.dumps(facts), px=int(PRESENCE_TTL_S * 1000))
 
     def absent(self, name: str) -> None:
         """A worker process ends in good order."""
@@ -182,7 +194,7 @@ class Leases:
     def workers(self) -> dict[str, dict[str, Any]]:
         """Worker processes that are alive, by name."""
         found = {}
-        for name, value in self._scan("worker"):
+        for name, value in self._scan("worker", int(PRESENCE_TTL_S * 1000)):
             try:
                 found[name] = dict(json.loads(value))
             except (ValueError, TypeError):
@@ -208,9 +220,12 @@ class Leases:
     def _key(self, kind: str, ref: BatchRef) -> str:
         return f"{self._prefix}:{kind}:{ref}"
 
-    def _scan(self, kind: str) -> Iterator[tuple[str, str]]:
+    def _scan(self, kind: str, ttl_ms: int) -> Iterator[tuple[str, str]]:
+        """Names and values of all keys of a kind, which none of them outlives by more than `ttl_ms`."""
         start = f"{self._prefix}:{kind}:"
         keys = list(self._redis.scan_iter(match=f"{start}*", count=1000))
+        if keys:
+            self._redis.eval(CUT_DOWN, len(keys), *keys, ttl_ms)
         for key, value in zip(keys, self._redis.mget(keys) if keys else (), strict=True):
             if value is not None:
                 yield key[len(start) :], value

@@ -38,7 +38,7 @@ from taphouse_extractor.gate import Gate
 from taphouse_extractor.governor.loop import Governor
 from taphouse_extractor.governor.panel import Panel
 from taphouse_extractor.jobs import BatchQueue, run_worker
-from taphouse_extractor.leases import connect, keep_renewing
+from taphouse_extractor.leases import PRESENCE_TTL_S, connect, keep_renewing
 from taphouse_extractor.monitor import Monitors
 from taphouse_extractor.overview import Overview
 from taphouse_extractor.pipeline import Pipeline
@@ -56,7 +56,6 @@ from taphouse_extractor.worker import Backoff, BatchRunner, Links
 
 __all__ = ["build_api", "main", "work"]
 
-PRESENCE_TTL_S = 20.0
 LEASE_AFTER_TIMEOUT_S = 30.0
 WATCHED_JOBS = 100
 RETENTION_EVERY_S = 30.0
@@ -200,7 +199,7 @@ def work(settings: Settings) -> None:
     )
 
     def present() -> None:
-        leases.present(name, {"pid": os.getpid(), "seen_at": time.time()}, PRESENCE_TTL_S)
+        leases.present(name, {"pid": os.getpid(), "seen_at": time.time()})
 
     def died(ref: BatchRef, reason: str) -> None:
         runner.died(ref, reason, leases)
