@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,10 @@ def engines(taps: tuple[FakeTap, FakeTap], redis: FakeRedis) -> Engines:
 def chosen(engines: Engines, needs: Needs | None = None) -> str:
     with engines.using(needs or Needs()) as engine:
         return engine.url
+
+
+def asking(*layers: int) -> Needs:
+    return Needs(JobOptions(layers=list(layers)))
 
 
 def loaded(held: int) -> dict[str, Any]:
@@ -128,9 +133,13 @@ def test_what_is_not_the_engines_fault_sets_nothing_aside(engines: Engines, redi
 def test_only_what_fits_is_chosen(engines: Engines, taps: tuple[FakeTap, FakeTap]) -> None:
     taps[0].isolation = loaded(100)
     taps[0].layers = (1, 2, 3, 4)
-    assert chosen(engines, Needs(layers=(3,))) == A
-    with pytest.raises(NoEngine, match=r"http://a doesn't tap layer 9; .*http://b doesn't tap layer 3, 9"):
-        chosen(engines, Needs(layers=(3, 9)))
+    assert chosen(engines, asking(3)) == A
+    with pytest.raises(NoEngine, match=r"http://a taps 1, 2, 3, 4, not 9; .*http://b taps 1, 2, 4, not 3, 9"):
+        chosen(engines, asking(3, 9))
+    taps[0].isolation, taps[1].isolation = None, loaded(100)
+    assert chosen(engines, Needs(JobOptions(seed=1, temperature=1.0))) == A
+    taps[0].seeds = False
+    assert chosen(engines, Needs(JobOptions(seed=1, temperature=1.0))) == B
 
 
 def test_one_that_hangs_is_not_waited_for(
@@ -174,16 +183,18 @@ def test_an_engine_fits_what_it_would_give_again(
     )
     taps_them = asked is None or set(asked) <= set(here.layers)
     gives = here if asked is None else here.model_copy(update={"layers": began.layers})
-    assert (misfit(view, Needs(asked)) is None) == (on and taps_them)
-    fits = misfit(view, Needs(asked, began)) is None
+    options = JobOptions(layers=None if asked is None else list(asked))
+    assert (misfit(view, Needs(options)) is None) == (on and taps_them)
+    fits = misfit(view, Needs(options, began)) is None
     assert fits == (on and taps_them and gives.differs(began) is None)
-    assert (none_fits([view, EngineView(url=B, capture="unreachable")], Needs(asked, began)) is None) == fits
+    away = EngineView(url=B, capture="unreachable")
+    assert (none_fits([view, away], Needs(options, began)) is None) == fits
 
 
 def test_what_a_status_leaves_open_is_no_load_and_no_reason() -> None:
     bare = EngineView(url=A, capture="on")
     pin = Pin(fingerprint_id="f", layers=(1,), num_layers=2, dtype="float32")
-    assert load_of(bare) == 0 and misfit(bare, Needs((1,), pin)) is None
+    assert load_of(bare) == 0 and misfit(bare, replace(asking(1), pin=pin)) is None
 
 
 def test_batches_go_where_the_job_began_and_say_so(bench: Bench, taps: tuple[FakeTap, FakeTap]) -> None:
@@ -219,7 +230,7 @@ def test_a_job_that_no_engine_fits_waits_in_the_store_and_says_why(
         unfit=bench.monitors.unfit,
     )
     bench.pipeline.run(BatchRef(job_id=job.id, batch=0))
-    assert bench.monitors.problem() is None and bench.monitors.unfit(Needs((9,))) is None  # none looked at
+    assert bench.monitors.problem() is None and bench.monitors.unfit(asking(9)) is None  # none looked at
     for tap in taps:
         tap.weights = "second"
     bench.monitors.look()

@@ -111,6 +111,7 @@ def test_an_engine_that_hangs_holds_up_neither_the_others_nor_each_tick(
 
         def status(self, *, timeout_s: float = 5.0) -> dict[str, Any]:
             asked.append(clock.now)
+            clock.now += timeout_s
             raise EngineTimeout(f"the engine at {self.url} did not answer in time")
 
     hangs = Hanging(Production(a=0.01), other_tap)

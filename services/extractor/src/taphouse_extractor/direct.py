@@ -59,7 +59,7 @@ class DirectExtraction:
         if not self._slots.acquire(blocking=False):
             raise TooBusy(f"{limits.at_once} direct extractions run already: try again soon")
         try:
-            with self._engines.using(Needs(request.options.layers)) as engine:
+            with self._engines.using(Needs(request.options)) as engine:
                 return self._extract(engine, request), len(request.rows)
         finally:
             self._slots.release()

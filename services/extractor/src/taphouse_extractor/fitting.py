@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -29,9 +29,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Needs:
-    """What an extraction asks of an engine: the layers it names, and the engine that its job began with."""
+    """What an extraction asks of an engine: by its options, and by the engine that its job began with."""
 
-    layers: Sequence[int] | None = None
+    options: JobOptions = field(default_factory=JobOptions)
     pin: Pin | None = None
 
 
@@ -82,26 +82,34 @@ def misfit(engine: EngineView, needs: Needs) -> str | None:
     sick = trouble(engine)
     if sick is not None:
         return sick
-    tapped = frozenset(engine.layers) if engine.layers is not None else None
-    missing = sorted(set(needs.layers or ()) - tapped) if tapped is not None else []
-    if missing:
-        return f"engine {engine.url} doesn't tap layer {', '.join(map(str, missing))}"
+    refused = refusal(engine, needs.options)
+    if refused is not None:
+        return refused.why
     if needs.pin is None:
         return None
     for name in ("fingerprint_id", "num_layers", "dtype"):
         here, began = getattr(engine, name), getattr(needs.pin, name)
         if here is not None and here != began:
             return f"engine {engine.url}: {name} is {here}, the job began with {began}"
-    if needs.layers is None and tapped is not None and tapped != frozenset(needs.pin.layers):
-        now, then = (",".join(map(str, layers)) for layers in (sorted(tapped), needs.pin.layers))
+    if (
+        needs.options.layers is None
+        and engine.layers is not None
+        and set(engine.layers) != set(needs.pin.layers)
+    ):
+        now, then = (",".join(map(str, layers)) for layers in (engine.layers, needs.pin.layers))
         return f"engine {engine.url}: layers are {now}, the job began with {then}"
     return None
 
 
 def none_fits(engines: Sequence[EngineView], needs: Needs) -> str | None:
     """Why none of these engines can serve an extraction now; None when one can."""
-    reasons = [misfit(engine, needs) for engine in engines]
-    return None if None in reasons else "no engine fits: " + "; ".join(filter(None, reasons))
+    reasons = list[str]()
+    for engine in engines:
+        reason = misfit(engine, needs)
+        if reason is None:
+            return None
+        reasons.append(reason)
+    return "no engine fits: " + "; ".join(reasons)
 
 
 def refusal(engine: EngineView, options: JobOptions) -> Refusal | None:

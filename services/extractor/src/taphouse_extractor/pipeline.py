@@ -123,7 +123,7 @@ class Pipeline:
         self, job: JobRecord, ref: BatchRef, run: _Run
     ) -> Iterator[tuple[Numbered, Capture, Sample]]:
         """The batch's rows as samples, in order, all from one engine; rows that make none become failures."""
-        needs = Needs(job.options.layers, self._records.pinned(job.id))
+        needs = Needs(job.options, self._records.pinned(job.id))
         with self._engines.using(needs) as engine:
             run.engine, to_engine = engine.url, partial(self._run_row, engine, job.options)
             for row, result in in_order(to_engine, self._rows(job, ref), self._concurrency):

@@ -83,7 +83,7 @@ class JobProgress:
     @property
     def needs(self) -> Needs:
         """What its batches ask of an engine."""
-        return Needs(self.record.options.layers, self.pin)
+        return Needs(self.record.options, self.pin)
 
     @property
     def rows_left(self) -> int:

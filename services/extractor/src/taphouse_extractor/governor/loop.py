@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import redis
 
 from taphouse_extractor.abreast import abreast
-from taphouse_extractor.errors import EngineError, EngineTimeout
+from taphouse_extractor.errors import EngineError
 from taphouse_extractor.governor.law import decide, fresh, unseen
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.report import Follower, Report, merged, read_report
@@ -35,7 +35,7 @@ REFUSED_AGAIN_S = 2.0
 """An engine that took no quota is told again after so long."""
 
 SILENT_AGAIN_S = 5.0
-"""An engine that gave no answer in time is asked again after so long."""
+"""An engine that was waited for in vain is asked again after so long."""
 
 
 class Governed(Protocol):
@@ -143,14 +143,13 @@ class Governor:
     def _look(self, link: _Link) -> Observation | None:
         if link.silent_at is not None and self._monotonic() - link.silent_at < SILENT_AGAIN_S:
             return None  # else each tick would wait for it
-        link.silent_at = None
+        link.silent_at, began = None, self._monotonic()
         try:
             link.report = read_report(link.engine.status(timeout_s=self._timeout_s))
-        except EngineTimeout as error:
-            link.report, link.problem, link.silent_at = None, str(error), self._monotonic()
-            return None
         except EngineError as error:
             link.report, link.problem = None, str(error)
+            if self._monotonic() - began >= self._timeout_s / 2:
+                link.silent_at = self._monotonic()
             return None
         lacks = link.report.lacks
         link.problem = f"{link.engine.url}: {lacks}" if lacks else None
