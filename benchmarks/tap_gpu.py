@@ -16,6 +16,7 @@ of B / A with its 95 % bootstrap interval, beside the A/A of C / A. Sections:
     peer      decode and prefill of the peer
     mixed     engine steps and streams' gaps while prompts beside them are captured or not
     steady    prompt tokens/s over a longer time, a consumer process taking the slices away
+    traffic   chats replayed untapped, tapped with captures beside them, untapped again: what fails or differs
     rates     the tap's device-to-host rate, the slice writers' rate
     link      the link's own pinned device-to-host rate
     sleep     captures before and after the engine slept

@@ -108,13 +108,15 @@ class Ahead:
 
 
 class Consumer:
-    """The process that takes slices away, and what it has told."""
+    """The process that takes slices away, and what it has told.
 
-    def __init__(self, captures: Captures) -> None:
+    With `verify` it takes what it was told to `expect`, and joins and compares all of it.
+    """
+
+    def __init__(self, captures: Captures, *, verify: bool = False) -> None:
         command = [sys.executable, "-m", "tap_bench.consumer", str(captures.start.directory)]
-        self._process = subprocess.Popen(
-            [*command, str(len(captures.ranks))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        command += [str(len(captures.ranks)), *(["--verify"] if verify else [])]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.taken: dict[str, Any] = {"slices": 0, "bytes": 0, "errors": 0, "error": None}
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -122,6 +124,12 @@ class Consumer:
     def done(self) -> int:
         """Captures that are gone, good or bad."""
         return int(self.taken["slices"] + self.taken["errors"])
+
+    def expect(self, tag: str, token_ids: list[int]) -> None:
+        """Tell it the token ids [rows] of a capture that is on its way."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([tag, token_ids]) + "\n")
+        self._process.stdin.flush()
 
     def wait(self, count: int) -> None:
         """Wait until `count` captures are gone, or give up."""

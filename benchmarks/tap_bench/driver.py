@@ -250,7 +250,7 @@ def main(description: str) -> int:
 def _parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
-    default = ",".join([s for s in sections.SECTIONS if s != "peer"])
+    default = ",".join([s for s in sections.SECTIONS if s not in ("peer", "traffic")])
     add("--tiny", action="store_true", help="tiny shape on a CPU engine: a dry run")
     add("--shape", choices=[s for s in SHAPES if s != "tiny"], default="llama-8b")
     add("--experts", type=int, help="another number of routed experts")
@@ -262,7 +262,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
         default=default,
         help=f"comma separated (none: no section), of {', '.join([*sections.SECTIONS, *_EXTRA])}",
     )
-    add("--once", default="peer,mixed,steady", help="sections that only the first runner takes")
+    add("--once", default="peer,mixed,steady,traffic", help="sections that only the first runner takes")
     add("--draft", help="also check engines that serve with drafts: eagle3, ngram or both")
     add("--rounds", type=int, default=10, help="rounds of decode, prefill and captured")
     add("--peer-rounds", type=int, default=3)
@@ -270,6 +270,8 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add("--prefill-s", type=float, default=0.8, help="seconds of one prefill sample")
     add("--steady-s", type=float, default=60.0, help="seconds of one steady window")
     add("--steady-windows", type=int, default=1, help="steady windows of each engine")
+    add("--traffic-s", type=float, default=120.0, help="seconds of one replay of the chats")
+    add("--traffic-rate", type=float, default=6.0, help="chats a second")
     add("--mixed-s", type=float, default=4.0, help="seconds of one mixed window")
     add(
         "--mixed-rounds",

@@ -143,6 +143,12 @@ class Commands:
         """The rate of the tap's way to host memory, every rank at once."""
         return self.llm.collective_rpc("bench_d2h")
 
+    def do_traffic(self, **arguments: Any) -> dict[str, Any]:
+        """Production's chats for a longer time, captures beside them or not."""
+        from .traffic import Traffic
+
+        return Traffic(self.load, self.shape, self.captures).run(**arguments)
+
     def do_metrics(self) -> dict[str, float]:
         """Speculative decoding's counters."""
         return {m.name: getattr(m, "value", None) for m in self.llm.get_metrics() if "spec_decode" in m.name}

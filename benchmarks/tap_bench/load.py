@@ -51,6 +51,13 @@ class Load:
         self._engine.add_request(request_id, {"type": "token", "prompt_token_ids": prompt}, parameters)
         return request_id
 
+    def step(self) -> list[Any]:
+        """One look at the engine: the outputs that came, at once when there is nothing to wait for."""
+        if self._engine.has_unfinished_requests():
+            return list(self._engine.step())
+        time.sleep(0.001)
+        return []
+
     def finish(self) -> dict[str, Any]:
         """Run until nothing is left; return the last output of every request."""
         outputs: dict[str, Any] = {}

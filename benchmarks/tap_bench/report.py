@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .stats import paired, tails
+from .stats import differing, paired, tails
 from .wave import Wave
 
 _PAIRED_WITH = {"prefill, all captured (tok/s)": "prefill, tap idle (tok/s)"}
@@ -15,7 +15,8 @@ _PAIRED_WITH = {"prefill, all captured (tok/s)": "prefill, tap idle (tok/s)"}
 
 def summarize(wave: Wave) -> None:
     """Print the wave's results, one JSON line each."""
-    for summary in itertools.chain(_figures(wave), _bitwise(wave), _mixed(wave), _steady(wave), _rates(wave)):
+    parts = (_figures, _bitwise, _mixed, _steady, _traffic, _rates)
+    for summary in itertools.chain.from_iterable(part(wave) for part in parts):
         name = summary.pop("name")
         wave.emit(name, **wave.label, **summary)
     if wave.left_out:
@@ -116,6 +117,17 @@ def _steady(wave: Wave) -> Iterator[dict[str, Any]]:
         yield {"name": "steady_full_steps", "of": "tapped, captured / untapped", **both}
 
 
+def _traffic(wave: Wave) -> Iterator[dict[str, Any]]:
+    """What became of chats and captures; greedy tokens of each replay beside the first, untapped one's."""
+    windows = [(step.engine, answer) for step, answer in _answers(wave, "traffic")]
+    for engine, answer in windows:
+        shown = {k: v for k, v in answer.items() if k != "token_ids"}
+        yield {"name": "traffic", "engine": engine, "failed": answer["chats"] - answer["answered"], **shown}
+    for engine, answer in windows[1:]:
+        other = differing(windows[0][1]["token_ids"], answer["token_ids"])
+        yield {"name": "traffic_differing", "engines": [windows[0][0], engine], **other}
+
+
 _SHARES = {"p50": 0.5, "p99": 0.99}
 
 
@@ -157,6 +169,8 @@ _SHOWN = (
     "mixed_bytes",
     "steady",
     "steady_full_steps",
+    "traffic",
+    "traffic_differing",
     "link",
     "tap_d2h",
     "writer",

@@ -10,7 +10,7 @@ from typing import Any
 from .shapes import Shape
 
 ROUNDS = ("decode", "prefill", "captured")
-SECTIONS = ("check", "bitwise", *ROUNDS, "peer", "mixed", "steady", "rates")
+SECTIONS = ("check", "bitwise", *ROUNDS, "peer", "mixed", "steady", "traffic", "rates")
 """Sections of a wave, in their order; all of `ROUNDS` are taken round by round together."""
 
 
@@ -50,7 +50,7 @@ class Plan:
             made += self._round(number)
         for number in range(self.args.peer_rounds if self._has("peer", "peer") else 0):
             made += self._peer_round(number)
-        return [*made, *self._mixed(), *self._steady(), *self._rates()]
+        return [*made, *self._mixed(), *self._steady(), *self._traffic(), *self._rates()]
 
     def _has(self, section: str, engine: str) -> bool:
         return section in self.wanted and engine in self.engines
@@ -141,6 +141,17 @@ class Plan:
                     command = {"do": "steady", "seconds": args.steady_s, "capture": engine == "tapped"}
                     command["seed"] = 4_000_000 + number
                     yield _step("steady", engine, "steady", number, args.steady_s + 2.5, **command)
+
+    def _traffic(self) -> Iterator[Step]:
+        """The same trace of chats three times: untapped, tapped with captures beside it, untapped again."""
+        if not self._has("traffic", "tapped"):
+            return
+        args = self.args
+        for number, engine in enumerate(("untapped", "tapped", "untapped")):
+            command = {"do": "traffic", "seconds": args.traffic_s, "rate": args.traffic_rate}
+            command |= {"capture": engine == "tapped", "seed": 5_000_000}
+            yield _step("traffic", engine, "traffic", number, 1.1 * args.traffic_s + 3.0, **command)
+        yield _step("check", "tapped", "check", 1, 4.0, do="check", tokens=9, seed=8, repeat=False)
 
     def _rates(self) -> Iterator[Step]:
         if self._has("rates", "tapped"):

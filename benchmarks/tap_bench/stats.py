@@ -56,3 +56,14 @@ def tails(over: Sequence[float], under: Sequence[float], share: float) -> dict[s
         "under": round(percentile(under, share), 4),
         "steps": [len(over), len(under)],
     }
+
+
+def differing(one: list[list[int]], two: list[list[int]]) -> dict[str, int]:
+    """How many chats of two replays got other tokens, and how many tokens come at or after a difference."""
+    chats = tokens = 0
+    for a, b in zip(one, two, strict=True):
+        same = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        chats += a != b
+        tokens += max(len(a), len(b)) - same
+    total = sum(max(len(a), len(b)) for a, b in zip(one, two, strict=True))
+    return {"chats": chats, "of": len(one), "tokens": tokens, "of_tokens": total}

@@ -125,7 +125,7 @@ class Wave:
             return
         shown = answer
         if isinstance(answer, dict):
-            shown = {k: v for k, v in answer.items() if not k.endswith("_ms")}
+            shown = {k: v for k, v in answer.items() if not isinstance(v, list)}
         named = {"section": step.section, "engine": step.engine, "figure": step.figure, "round": step.round}
         self.emit("sample", **self.label, **named, answer=shown)
 

@@ -1,0 +1,69 @@
+"""What the tap's benchmark counts: greedy tokens that differ, captures that are not what they should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.tap_bench.consumer import take
+from benchmarks.tap_bench.stats import differing
+
+from taphouse.slices import SliceWriter, Trailer
+
+TAG = "0123456789abcdef" * 2
+IDS = [7, 8, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "chats", "tokens"),
+    [
+        ([[1, 2, 3], [4, 5]], [[1, 2, 3], [4, 5]], 0, 0),
+        ([[1, 2, 3], [4, 5]], [[1, 9, 3], [4, 5]], 1, 2),
+        ([[1, 2, 3], [4, 5]], [[1, 2], [4, 5]], 1, 1),
+        ([[1], [2]], [[2], [1]], 2, 2),
+    ],
+)
+def test_tokens_that_differ(one: list[list[int]], two: list[list[int]], chats: int, tokens: int) -> None:
+    total = sum(map(len, one))
+    assert differing(one, two) == {"chats": chats, "of": 2, "tokens": tokens, "of_tokens": total}
+
+
+def seal(directory: Path) -> Path:
+    """A whole capture of one rank, two layers of four columns, fed with `IDS`."""
+    (directory / f"{TAG}.claim").write_text("{}")
+    trailer = Trailer(
+        **{"tag": TAG, "start_id": "ab123", "tap_version": "0", "tp_rank": 0, "tp_size": 1, "dp_rank": 0},
+        **{"layers": (0, 2), "dtype": "bfloat16", "hidden_size": 4, "column_offset": 0, "width": 4},
+        **{"rows": 0, "prompt_len": 4, "weights_epoch": 0, "crc32": 0, "token_crc32": 0},
+    )
+    writer = SliceWriter(directory, trailer, len(IDS))
+    writer.write(0, np.arange(len(IDS) * 8, dtype=np.uint16).reshape(len(IDS), 2, 4))
+    assert writer.seal(np.array(IDS)) is not None
+    return Path(writer.final)
+
+
+def taken() -> dict[str, int | str | None]:
+    return {"slices": 0, "bytes": 0, "errors": 0, "error": None}
+
+
+def test_a_capture_is_verified_against_its_tokens_and_taken(tmp_path: Path) -> None:
+    path, counts = seal(tmp_path), taken()
+    assert not take(tmp_path, 1, counts, {})  # nobody said what to expect
+    assert take(tmp_path, 1, counts, {TAG: IDS})
+    assert counts == {"slices": 1, "bytes": len(IDS) * 2 * 4 * 2, "errors": 0, "error": None}
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("how", ["other tokens", "a flipped byte"])
+def test_a_capture_that_is_wrong_is_an_error(tmp_path: Path, how: str) -> None:
+    path, counts, ids = seal(tmp_path), taken(), list(IDS)
+    if how == "other tokens":
+        ids[2] += 1
+    else:
+        whole = bytearray(path.read_bytes())
+        whole[whole.index(np.array([20, 21], np.uint16).tobytes())] ^= 1
+        path.write_bytes(whole)
+    assert take(tmp_path, 1, counts, {TAG: ids})
+    assert (counts["slices"], counts["errors"]) == (0, 1)
+    assert ("WrongTokens" if how == "other tokens" else "Checksum") in str(counts["error"])
