@@ -69,7 +69,7 @@ def test_names_are_text(page: Page, service: Cluster) -> None:
 def test_each_engine_is_shown_and_why_a_job_waits_for_one(page: Page, service: Cluster) -> None:
     page.open()
     urls = [f"http://127.0.0.1:{port}" for port in (service.engine_port, service.second_port)]
-    page.sees("#engine-list", *urls, "0 captures in flight")
+    page.sees("#engine-list", *urls, "0 in flight")
     second = next(p for p in service.processes if str(service.second_port) in p.args)
     service.stop(second)
     page.sees("#engine-list", "capturing", "unreachable", "can't reach the engine")

@@ -108,6 +108,9 @@ def test_one_that_fails_a_batch_comes_last_until_it_is_started_anew(
     assert [view.set_aside for view in views] == [str(error), None]
 
     taps[1].off = "away"
+    taps[0].off = "asleep"
+    assert Monitors(engines).look()[0].set_aside is None  # it is worse than that
+    taps[0].off = None
     assert chosen(engines) == A  # better than none
     taps[1].off = None
     redis.away = True

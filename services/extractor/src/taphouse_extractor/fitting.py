@@ -90,7 +90,8 @@ def misfit(engine: EngineView, needs: Needs) -> str | None:
     for name in ("fingerprint_id", "num_layers", "dtype"):
         here, began = getattr(engine, name), getattr(needs.pin, name)
         if here is not None and here != began:
-            return f"engine {engine.url}: {name} is {here}, the job began with {began}"
+            now, then = (f"{value:.16}" if isinstance(value, str) else value for value in (here, began))
+            return f"engine {engine.url}: {name} is {now}, the job began with {then}"
     if (
         needs.options.layers is None
         and engine.layers is not None

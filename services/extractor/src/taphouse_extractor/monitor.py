@@ -42,8 +42,10 @@ class EngineMonitor:
             view = EngineView(url=self._engine.url, capture="unreachable", detail=str(error))
         else:
             view = view_of(self._engine.url, status, self._latency(status))
-        self.view = view.model_copy(update={"set_aside": self._aside(view.url, view.start_id)})
-        return self.view
+        if view.capture == "on":
+            view = view.model_copy(update={"set_aside": self._aside(view.url, view.start_id)})
+        self.view = view
+        return view
 
     def _latency(self, status: dict[str, Any]) -> Latency | None:
         report = read_report(status)

@@ -141,13 +141,13 @@ function listed(id, items, key, none, facts) {
 export function engines(status) {
   listed("engine-list", status.engines, (e) => e.url, "Not looked at yet.", (engine) => ({
     name: engine.url,
-    pill: engine.set_aside ? "set aside" : ({ on: "capturing", off: "not capturing" }[engine.capture] ?? engine.capture),
+    pill: { on: engine.set_aside ? "set aside" : "capturing", off: "not capturing" }[engine.capture] ?? engine.capture,
     kind: engine.capture !== "on" ? "bad" : engine.set_aside ? "warn" : "good",
     lines: [
       engine.detail,
       engine.set_aside && `others go first for a while: ${engine.set_aside}`,
       engine.layers && `layers ${engine.layers.join(", ")}`,
-      engine.in_flight !== null && `${f.count(engine.in_flight)} captures in flight`,
+      engine.in_flight !== null && `${f.count(engine.in_flight)} in flight`,
       engine.held > 0 && `${f.count(engine.held)} held back for production`,
       engine.latency && `${f.ms(engine.latency.itl_p95)} between tokens, ${f.ms(engine.latency.ttft_p95)} to the first (p95, ${engine.latency.requests === "production" ? "production" : "all requests"})`,
       engine.fingerprint_id && `fingerprint ${engine.fingerprint_id.slice(0, 16)}`,
