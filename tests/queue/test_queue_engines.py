@@ -97,3 +97,30 @@ def test_one_that_comes_back_with_another_model_is_not_mixed_in(
     assert len(made) == 2 and {name for name, _ in made} == {job.id, other.id}
     assert done.fingerprint_id != other.fingerprint_id
     assert Counter(cluster.sample_ids()) == Counter(f"row-{n}" for rows in (80, 16) for n in range(rows))
+
+
+@pytest.mark.slow
+def test_one_that_freezes_is_left_out_and_used_again_when_it_thaws(cluster: Cluster) -> None:
+    """It takes connections and answers nothing: what it had waits for the time limit and goes to the other."""
+    cluster.second_port = free_port()
+    cluster.settings |= {
+        "TAPHOUSE_EXTRACTOR_ENGINE_POLL_S": "0.5",
+        "TAPHOUSE_EXTRACTOR_ENGINE_TIMEOUT_S": "3",
+    }
+    cluster.start(workers=3, delay_s=DELAY_S)
+    second = next(p for p in cluster.processes if str(cluster.second_port) in map(str, p.args))
+    job = cluster.enqueue(80, batch_size=4)
+    wait_for("both serve it", lambda: min(served(cluster)) > 0)
+    second.send_signal(signal.SIGSTOP)
+    done = cluster.wait_done(job.id)
+    assert (done.succeeded, done.failed) == (80, 0)
+    wait_for("it shows", lambda: [e.capture for e in cluster.client.queue().engines] == ["on", "unreachable"])
+    before = served(cluster)
+    second.send_signal(signal.SIGCONT)
+
+    def used_again() -> bool:
+        cluster.wait_done(cluster.enqueue(16, batch_size=4).id)
+        return served(cluster)[1] > before[1]
+
+    wait_for("it is used again", used_again)
+    assert set(Counter(cluster.sample_ids(job=job.id)).values()) == {1}

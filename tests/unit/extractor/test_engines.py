@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from taphouse_extractor.engines import Engines
 from taphouse_extractor.errors import EngineChanged, EngineTimeout, EngineUnavailable, NoEngine
 from taphouse_extractor.feeder import Feeder, FeederLimits
 from taphouse_extractor.fitting import Needs, load_of, misfit, none_fits
+from taphouse_extractor.leases import Tries
 from taphouse_extractor.monitor import Monitors
 from taphouse_extractor.records import BatchRef, Pin
+from taphouse_extractor.worker import Backoff, BatchRunner, Links
 
 A, B = "http://a", "http://b"
 
@@ -282,3 +285,48 @@ def test_queue_metrics_and_doctor_name_each(
     names = ("engine", "canary", "slices", "scheduler")
     assert {f"{name} of {url}" for name in names for url in (A, B)} <= set(checks)
     assert not checks[f"engine of {A}"].ok and checks[f"engine of {B}"].ok
+    assert checks["engines"].ok and "all alike: 2 of fingerprint" in checks["engines"].detail
+    taps[1].weights = "second"
+    [check] = [check for check in service.client.doctor() if check.check == "engines"]
+    assert "not alike" in check.detail
+
+
+@dataclass
+class Noted:
+    """The leases' face to a run: what is counted of it."""
+
+    waits: list[str] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def hold(self, ref: BatchRef, holder: str, *, deadline_s: float) -> Iterator[None]:
+        yield
+
+    def tries_of(self, ref: BatchRef) -> Tries:
+        return Tries()
+
+    def count_wait(self, ref: BatchRef, reason: str, *, delay_s: float) -> None:
+        self.waits.append(reason)
+
+    def count_bad(self, ref: BatchRef, reason: str, *, delay_s: float) -> None:
+        self.bad.append(reason)
+
+
+def test_a_run_that_meets_another_engine_than_the_jobs_is_no_bad_run(
+    bench: Bench, taps: tuple[FakeTap, FakeTap], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, the batch is not given up: it waits for the engine that its job began with."""
+    job, noted = bench.job([{"prompt": "a"}, {"prompt": "b"}], batch_size=1), Noted()
+    bench.pipeline.run(BatchRef(job_id=job.id, batch=0))
+    links = Links(noted, bench.pipeline)  # type: ignore[arg-type]
+    runner = BatchRunner("w", lambda: nullcontext(links), Backoff(1.0, 15.0), 60.0)
+    for tap in taps:
+        tap.weights = "second"
+    runner(BatchRef(job_id=job.id, batch=1))
+    for tap in taps:  # whose weights change between their status and the capture
+        said = {**tap.status(), "fingerprint_id": bench.records.pinned(job.id).fingerprint_id}  # type: ignore[union-attr]
+        monkeypatch.setattr(tap, "status", lambda said=said: said)
+    runner(BatchRef(job_id=job.id, batch=1))
+    assert noted.bad == [] and len(noted.waits) == 2
+    assert "no engine fits" in noted.waits[0] and "is not the job's any more" in noted.waits[1]
+    assert bench.records.finished(job.id) == [0]

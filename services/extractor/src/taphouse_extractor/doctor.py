@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,13 @@ class Doctor:
     def examine(self) -> list[Check]:
         """Every link."""
         checks = [*self.ready(), self._check_disk()]
-        for engine, found in zip(self._engines, abreast(_look_at, self._engines), strict=True):
+        said = abreast(_ask, self._engines)
+        for engine, status in zip(self._engines, said, strict=True):
             several = f" of {engine.url}" if len(self._engines) > 1 else ""
+            found = _links(engine, status)
             checks += [check.model_copy(update={"check": check.check + several}) for check in found]
+        if len(self._engines) > 1:
+            checks.append(_models([status for status in said if isinstance(status, dict)]))
         return [*checks, self._governor.check(), self._check_workers(), *self._check_consumers()]
 
     def _check_store(self) -> Check:
@@ -130,19 +135,37 @@ def _consumer(consumer: Consumer, now: float) -> Check:
     )
 
 
-def _look_at(engine: Engine) -> list[Check]:
-    """One engine's links."""
+def _ask(engine: Engine) -> dict[str, Any] | EngineError:
+    """An engine's status, or why it can't be had."""
     try:
-        status = engine.status()
+        return engine.status()
     except EngineError as error:
+        return error
+
+
+def _links(engine: Engine, status: dict[str, Any] | EngineError) -> list[Check]:
+    """One engine's links."""
+    if isinstance(status, EngineError):
         advice = "Start vLLM with the tap's launch flags, and check the engine's URL and key in the settings"
-        return [Check(check="engine", ok=False, detail=str(error), advice=advice)]
+        return [Check(check="engine", ok=False, detail=str(status), advice=advice)]
     return [
         _engine(engine.url, status),
         _canary(status),
         _slices(engine.slice_dir, status),
         _scheduler(status),
     ]
+
+
+def _models(statuses: list[dict[str, Any]]) -> Check:
+    """Whether the engines that answer can stand in for each other: the same fingerprint and layers."""
+    kinds = Counter(
+        f"{status.get('fingerprint_id')!s:.16}, layers {status.get('layers')}" for status in statuses
+    )
+    named = "; ".join(f"{count} of fingerprint {kind}" for kind, count in sorted(kinds.items()))
+    if len(kinds) < 2:
+        return Check(check="engines", ok=True, detail=f"all alike: {named}" if named else "none answers")
+    why = "a job keeps to the kind that it began with; the governor judges and limits all of them together"
+    return Check(check="engines", ok=True, detail=f"not alike: {named}: {why}")
 
 
 def _part(status: dict[str, Any], name: str) -> dict[str, Any]:
