@@ -101,7 +101,7 @@ def test_one_that_comes_back_with_another_model_is_not_mixed_in(
 
 @pytest.mark.slow
 def test_one_that_freezes_is_left_out_and_used_again_when_it_thaws(cluster: Cluster) -> None:
-    """It takes connections and answers nothing: what it had waits for the time limit and goes to the other."""
+    """It takes connections and answers nothing: what it had goes to the other after the time limit."""
     cluster.second_port = free_port()
     cluster.settings |= {
         "TAPHOUSE_EXTRACTOR_ENGINE_POLL_S": "0.5",
