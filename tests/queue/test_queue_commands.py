@@ -16,6 +16,9 @@ from typer.testing import CliRunner
 from taphouse.cli.app import app
 from taphouse.cli.exits import ExitCode
 
+CUT = ("--batch-size", "8", "--max-shard-bytes", "5000")
+"""Shards of three rows or less."""
+
 
 class Command:
     """The command as a person runs it, in this process: it is started as one of its own once."""
@@ -59,8 +62,7 @@ def test_pause_resume_retry_and_keys(cluster: Cluster, taphouse: Command) -> Non
             "taphouse.cli",
             "enqueue",
             rows,
-            "--batch-size",
-            "4",
+            *CUT,
             "--key",
             "k",
             "-o",
@@ -75,11 +77,11 @@ def test_pause_resume_retry_and_keys(cluster: Cluster, taphouse: Command) -> Non
     assert taphouse.jobs("pause", job) == (job, "paused")
     wait_for("nothing runs", lambda: cluster.client.job(job).batches.running == 0)
     held = cluster.client.job(job)
-    assert held.state.value == "paused" and held.batches.queued == 0 and held.batches.finished < 12
+    assert held.state.value == "paused" and held.batches.queued == 0 and held.succeeded < 45
     assert taphouse.jobs("pause", job) == (job, "paused"), "twice is once"
-    assert taphouse.json("enqueue", rows, "--batch-size", "4", "--key", "k")["id"] == job
+    assert taphouse.json("enqueue", rows, *CUT, "--key", "k")["id"] == job
     assert "key made job" in taphouse("enqueue", rows, "--key", "k", code=ExitCode.REFUSED)
-    assert job in taphouse("enqueue", rows, "--batch-size", "4", code=ExitCode.REFUSED)
+    assert job in taphouse("enqueue", rows, *CUT, code=ExitCode.REFUSED)
     assert cluster.client.job(job).batches.finished == held.batches.finished, "nothing ran meanwhile"
 
     assert taphouse.jobs("resume", job)[0] == job
@@ -94,6 +96,8 @@ def test_pause_resume_retry_and_keys(cluster: Cluster, taphouse: Command) -> Non
     assert cluster.wait_done(job).succeeded == 48
     assert taphouse("jobs", "failures", job) == ""
     assert "nothing to retry" in taphouse("jobs", "retry", job, code=ExitCode.REFUSED)
+    assert all(entry.raw_bytes <= 5000 for entry in cluster.ledger.entries())
+    assert cluster.ledger.head() > 6, "batches were cut"
     assert sorted(cluster.sample_ids(), key=lambda i: int(i[4:])) == [f"row-{n}" for n in range(48)]
 
 

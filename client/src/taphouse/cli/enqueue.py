@@ -67,6 +67,15 @@ def enqueue(
             show_default=False,
         ),
     ] = None,
+    max_shard_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Cut a batch whose states, uncompressed, would pass so many; one row alone may.",
+            rich_help_panel=sampling.PANEL,
+            show_default=False,
+        ),
+    ] = None,
     max_tokens: sampling.MaxTokens = None,
     temperature: sampling.Temperature = None,
     top_p: sampling.TopP = None,
@@ -117,6 +126,7 @@ def enqueue(
         stop=stop,
         ignore_eos=ignore_eos,
         batch_size=batch_size,
+        max_shard_bytes=max_shard_bytes,
         max_length=max_length,
         priority=priority,
         chat_template_kwargs=template_arguments(chat_template_kwargs),

@@ -62,6 +62,12 @@ class JobOptions(Request):
     batch_size: int = Field(
         default=32, ge=1, le=4096, description="Rows of one batch, which makes one shard."
     )
+    max_shard_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Cut a batch where its states, uncompressed, would pass so many: the rest is another "
+        "batch, with a shard of its own. One row alone may pass it.",
+    )
     max_length: int | None = Field(
         default=None,
         ge=1,

@@ -10,6 +10,7 @@ from taphouse.errors import InvalidSample
 from taphouse.samples import Sample
 from taphouse.shards import encode_shard
 from taphouse.wire import ExtractRequest, JobOptions, Row
+from taphouse_extractor.captured import pin_of, to_sample
 from taphouse_extractor.engine import Capture, Engine, in_order, meta_of
 from taphouse_extractor.engines import Engines
 from taphouse_extractor.errors import (
@@ -22,7 +23,6 @@ from taphouse_extractor.errors import (
     TooLarge,
 )
 from taphouse_extractor.fitting import Needs
-from taphouse_extractor.pipeline import pin_of, to_sample
 from taphouse_extractor.rows import Numbered, to_prompt, too_long
 
 __all__ = ["DirectExtraction", "DirectLimits"]

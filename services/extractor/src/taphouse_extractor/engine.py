@@ -340,18 +340,27 @@ def _json(answer: httpx.Response) -> dict[str, Any]:
     return body
 
 
-def in_order(work: Callable[[T], R], items: Iterable[T], concurrency: int) -> Iterator[R]:
+def in_order(
+    work: Callable[[T], R],
+    items: Iterable[T],
+    concurrency: int,
+    room: Callable[[int], bool] = lambda _: True,
+) -> Iterator[R]:
     """Map `work` over `items` with at most `concurrency` begun and not yet taken, in the order of `items`.
 
-    A call's exception is raised where its result would be. Leaving early waits for no call that runs.
+    `room(n)` says whether one more may begin beside `n` of those; where it may not beside none, the rest of
+    `items` is left out. A call's exception is raised where its result would be. Leaving early waits for no
+    call that runs.
     """
     pool = ThreadPoolExecutor(concurrency, thread_name_prefix="row")
     pending: deque[Future[R]] = deque()
     try:
         for item in items:
-            pending.append(pool.submit(work, item))
-            if len(pending) >= concurrency:
+            while pending and (len(pending) >= concurrency or not room(len(pending))):
                 yield pending.popleft().result()
+            if not pending and not room(0):
+                return
+            pending.append(pool.submit(work, item))
         while pending:
             yield pending.popleft().result()
     finally:

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, groupby
 
-import numpy as np
-
 from taphouse.errors import InvalidSample, StoreError
 from taphouse.ledger import Ledger
 from taphouse.samples import Sample
@@ -29,6 +27,7 @@ from taphouse.shards import (
     shard_path,
 )
 from taphouse.wire import JobOptions, RowFailure
+from taphouse_extractor.captured import pin_of, to_sample
 from taphouse_extractor.engine import Capture, Engine, in_order, meta_of
 from taphouse_extractor.engines import Engines
 from taphouse_extractor.errors import (
@@ -40,13 +39,14 @@ from taphouse_extractor.errors import (
     RowRefused,
     error_code,
 )
+from taphouse_extractor.fill import Fill
 from taphouse_extractor.fitting import Needs
-from taphouse_extractor.moves import Moves, in_halves
-from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records
-from taphouse_extractor.rows import Mask, Numbered, Prompt, number_rows, parse_row, to_prompt, too_long
+from taphouse_extractor.moves import Move, Moves, in_halves
+from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Records
+from taphouse_extractor.rows import Numbered, number_rows, parse_row, to_prompt, too_long
 from taphouse_extractor.stages import StageClock
 
-__all__ = ["Pipeline", "pin_of", "to_sample"]
+__all__ = ["Pipeline"]
 
 log = logging.getLogger(__name__)
 GIVEN_UP = "given_up"
@@ -60,6 +60,7 @@ class _Run:
     """What a run finds out beside its shard: reasons by row number, and the engine that served it."""
 
     clock: StageClock
+    fill: Fill
     failures: dict[int, RowFailure] = field(default_factory=dict)
     engine: str | None = None
 
@@ -84,9 +85,10 @@ class Pipeline:
         if known is not None:
             return known
         job = self._records.job(ref.job_id)
-        if self._moved(ref):  # whoever moved its rows died before saying so
-            return self._put_moved(ref, len(self._numbers(job, ref)))
-        run = _Run(StageClock(waited_s))
+        path = shard_path(job.shard_of(ref.batch))
+        if self._move(ref) is not None and not self._records.store.exists(path):
+            return self._put_moved(ref, len(self._numbers(job, ref)))  # who moved its rows died since
+        run = _Run(StageClock(waited_s), Fill(job.options.max_shard_bytes, self._usual(job, ref)))
         facts, gone = self._shard(job, ref, run), None
         if facts is not None:
             with run.clock.stage("ledger"):
@@ -105,19 +107,21 @@ class Pipeline:
         first = next(samples, None)
         if first is None:
             return None
-        meta, added = meta_of(first[1], job_id=ref.job_id, batch=ref.batch), 0
+        meta = meta_of(first[1], job_id=ref.job_id, batch=ref.batch)
         with store.create(path) as staged, ShardWriter(staged, meta) as writer:
             for row, _, sample in chain([first], samples):
+                if not run.fill.takes(sample.raw_bytes):
+                    continue
                 try:
                     with clock.stage("encode"):
                         writer.add(sample)
-                    added += 1
+                    run.fill.add(sample.raw_bytes)
                 except InvalidSample as error:
                     run.failures[row.row] = _failure(row, error.detail, error_code(error))
             with self._deciding(ref), clock.stage("seal"):
-                if self._records.outcome(ref) is not None or self._moved(ref):
+                if self._records.outcome(ref) is not None or self._move(ref) is not None:
                     raise JobCancelled(f"batch {ref} was decided while it ran")
-                return writer.seal() if added else None
+                return writer.seal() if run.fill.samples else None
 
     def _samples(
         self, job: JobRecord, ref: BatchRef, run: _Run
@@ -126,9 +130,11 @@ class Pipeline:
         needs = Needs(job.options, self._records.pinned(job.id))
         with self._engines.using(needs) as engine:
             run.engine, to_engine = engine.url, partial(self._run_row, engine, job.options)
-            for row, result in in_order(to_engine, self._rows(job, ref), self._concurrency):
+            for row, result in in_order(to_engine, self._rows(job, ref), self._concurrency, run.fill.room):
                 if self._records.cancelled(job.id):
                     raise JobCancelled(f"job {job.id} was cancelled")
+                if run.fill.full:
+                    continue
                 if isinstance(result, RowFailure):
                     run.failures[row.row] = result
                     continue
@@ -160,12 +166,17 @@ class Pipeline:
 
     def _record(self, job: JobRecord, ref: BatchRef, facts: ShardFacts | None, run: _Run) -> Outcome:
         """Record the outcome: what the sealed shard really holds has succeeded, the rest has failed."""
+        with self._deciding(ref):
+            return self._records.outcome(ref) or self._outcome(job, ref, facts, run)
+
+    def _outcome(self, job: JobRecord, ref: BatchRef, facts: ShardFacts | None, run: _Run) -> Outcome:
         rows = list(self._rows(job, ref))
         sealed, codec = set[str](), None
         if facts is not None:
             with open_shard(self._records.store.local_path(facts.path)) as shard:
                 sealed, codec = {sample.id for sample in shard.header.samples}, shard.header.codec
-        missing = [row for row in rows if row.id not in sealed]
+        cut = self._cut(job, ref, rows, sealed, run) if sealed and job.options.max_shard_bytes else 0
+        missing = [row for row in rows[: len(rows) - cut] if row.id not in sealed]
         for row in missing:  # why stands in the outcome: a reason may quote the row
             log.info("a row made no sample", extra={"row": row.row, "sample": row.id})
         return self._records.put_outcome(
@@ -173,7 +184,8 @@ class Pipeline:
                 job_id=ref.job_id,
                 batch=ref.batch,
                 rows=len(rows),
-                succeeded=len(rows) - len(missing),
+                succeeded=len(rows) - len(missing) - cut,
+                moved=cut,
                 failures=tuple(run.failures.get(row.row) or _failure(row, LOST, "lost") for row in missing),
                 shard=facts.shard if facts else None,
                 tokens=facts.tokens if facts else 0,
@@ -186,6 +198,27 @@ class Pipeline:
                 finished_at=time.time(),
             )
         )
+
+    def _cut(self, job: JobRecord, ref: BatchRef, rows: list[Numbered], sealed: set[str], run: _Run) -> int:
+        """Move the rows after the last one that is sealed or failed into a batch of their own: how many.
+
+        Its shard was full before they came. Where who sealed it died, those that failed are tried again.
+        """
+        move = self._move(ref)
+        if move is not None:
+            return move.rows
+        tried = [at for at, row in enumerate(rows) if row.id in sealed or row.row in run.failures]
+        rest = [row.row for row in rows[tried[-1] + 1 :]]
+        return self._moves.add(job, ref.batch, rest, [len(rest)]).rows if rest else 0
+
+    def _usual(self, job: JobRecord, ref: BatchRef) -> float | None:
+        """Bytes of a sample in the batch before, or in the one that these rows were cut from."""
+        if job.options.max_shard_bytes is None or not ref.batch:
+            return None
+        moved = ref.batch >= job.batches
+        before = self._moves.holding(job.id, ref.batch).of if moved else ref.batch - 1
+        known = self._records.outcome(BatchRef(job_id=job.id, batch=before)) if before is not None else None
+        return known.raw_bytes / known.succeeded if known is not None and known.succeeded else None
 
     def fail(self, job: JobRecord, ref: BatchRef, reason: str) -> Outcome:
         """Record that a batch was given up: no row of it made a sample, all for one reason."""
@@ -226,9 +259,9 @@ class Pipeline:
         """Held to seal a batch's shard or to move its rows: it is the one or the other."""
         return self._records.store.lock(f"jobs/{ref.job_id}/locks/{ref.batch % LOCKS}.lock")
 
-    def _moved(self, ref: BatchRef) -> bool:
-        """Whether a batch's rows stand in its halves."""
-        return any(move.of == ref.batch for move in self._moves.of(ref.job_id))
+    def _move(self, ref: BatchRef) -> Move | None:
+        """Where a batch's rows went: all of them into halves, or those that its shard had no room for."""
+        return next((move for move in self._moves.of(ref.job_id) if move.of == ref.batch), None)
 
     def _put_moved(self, ref: BatchRef, rows: int) -> Outcome:
         return self._records.put_outcome(
@@ -269,37 +302,3 @@ def _check_engine(failures: dict[int, RowFailure], rows: Sequence[int]) -> None:
 
 def _failure(row: Numbered, reason: str, kind: str, *, skipped: bool = False) -> RowFailure:
     return RowFailure(row=row.row, id=row.id, reason=reason, kind=kind, skipped=skipped)
-
-
-def pin_of(capture: Capture) -> Pin:
-    """What of an engine may not change during a job."""
-    return Pin(
-        fingerprint_id=capture.fingerprint_id,
-        layers=capture.layers,
-        num_layers=capture.num_layers,
-        dtype=capture.dtype,
-    )
-
-
-def to_sample(prompt: Prompt, capture: Capture) -> Sample:
-    """Cut a capture to its T rows and mask it; raises `InvalidSample`, `CaptureFailed` without a due mask."""
-    rows, tokens = capture.rows, capture.token_ids
-    if prompt.mask is Mask.ASSISTANT:
-        if capture.loss_mask is None or len(capture.loss_mask) < rows:
-            raise CaptureFailed("the engine gave no loss mask for the conversation")
-        mask = capture.loss_mask[:rows].copy()
-    else:
-        mask = np.ones(rows, np.uint8)
-        if prompt.mask is Mask.GENERATED:
-            mask[: capture.prompt_len] = 0
-    return Sample(
-        id=prompt.id,
-        token_ids=tokens[:rows].copy(),
-        loss_mask=mask,
-        hidden_states=capture.states,
-        dtype=capture.dtype,
-        prompt_len=min(capture.prompt_len, rows),
-        next_token_id=int(tokens[rows]) if len(tokens) > rows else None,
-        finish_reason=capture.finish_reason,
-        witness=capture.witness,
-    )

@@ -55,11 +55,12 @@ class Repeats:
     def made_a_job(self) -> bool:
         """Whether the key has made a job already: then none is made now."""
         before = self._job_in(self._key) if self._key and self._records.store.exists(self._key) else None
-        return before is not None and before.spooled
+        self._before = before if before is not None and before.spooled else None
+        return self._before is not None
 
     def begin(self, job_id: str) -> None:
         """Claim the key for a new job. Raises `Conflict` while another request with it is under way."""
-        if self._key is None:
+        if self._key is None or self._before is not None:
             return
         try:
             self._held.enter_context(self._records.store.lock(f"{self._key}.lock", wait=False))
