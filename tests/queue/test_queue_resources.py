@@ -9,8 +9,11 @@ All tests share one service, so each also shows that the one before left it whol
 | SIGKILL of worker, work-horse, API and feeder, Redis, engine | `test_queue_faults.py` |
 | the same at random moments, and SIGSTOP; two APIs | `test_queue_soak.py`, for minutes `make soak` |
 | clocks set forward and back | `test_queue_clock.py` |
-| Redis stopped or wiped, engine stopped, engine of another model | `test_queue_faults.py` |
-| a shard without its entry, a batch twice in the queue | `test_queue_faults.py` |
+| Redis stopped or wiped, engine stopped, engine of another model or other layers | `test_queue_faults.py` |
+| one of several engines | `test_queue_engines.py` |
+| a shard without its entry, an entry without its shard or outcome | `test_queue_odds.py` |
+| the same run twice in the queue, a run called abandoned while it runs and after | `test_queue_odds.py` |
+| two APIs and eight workers, one key sent to both at once | `test_queue_crowd.py` |
 | a poison row, a batch over its time | `test_queue_doors.py`, `tests/unit/extractor/test_halving.py` |
 | a real engine that goes away | `test_queue_engine.py` |
 """

@@ -12,10 +12,10 @@ writer killed between 3 and 4 leaves only the newest entry without its second na
 was removed, and its number is not given again, since consumers may be past it. Readers need no lock: entry
 `seq + 1` is there, whole, or isn't yet.
 
-An entry changes in two cases only, each by one rename, and keeps its number: its shard was written anew
-without some samples (`replaces` names the one before), or taken away (`gone` says why). Consumers that are
-past the number see nothing; the others get what is left. Whoever finds that a shard isn't there reads its
-entry again.
+An entry changes in three cases only, each by one rename, and keeps its number: its shard was written anew
+without some samples (`replaces` names the one before), or taken away (`gone` says why), or was lost before
+its batch had an outcome, and made again. Consumers that are past the number see nothing; the others get what
+is left. Whoever finds that a shard isn't there reads its entry again.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Ledger:
     def append(self, facts: ShardFacts, *, created_at: float | None = None) -> LedgerEntry:
         """Record a sealed shard; durable when this returns.
 
-        A shard that has an entry keeps it, and that entry is returned. Raises `StoreError` when the store
+        A shard that has an entry keeps it, and that entry is returned; of one that was made again because its
+        file was lost, the entry says now what `facts` say. Raises `StoreError` when the store
         can't be written (no entry was made, or the one made is found by the next append), `LedgerError`
         when the newest entry can't be read or one was removed.
         """
@@ -89,7 +90,7 @@ class Ledger:
                         f"shard {facts.shard} has ledger entry {existing.seq}, which is not in the ledger",
                         advice=_RESTORE,
                     )
-                return current or existing
+                return self._remade(current or existing, facts)
             last = self._last()
             if last > head:
                 raise LedgerError(
@@ -216,6 +217,15 @@ class Ledger:
         missing.sort(key=lambda entry: entry.seq)
         return Reconciliation(tuple(added), tuple(missing), tuple(refused))
 
+    def _remade(self, entry: LedgerEntry, facts: ShardFacts) -> LedgerEntry:
+        """The entry, brought up to the file that has its shard's name now; the lock is held."""
+        if entry.gone is not None or entry.shard != facts.shard or entry.sha256 == facts.sha256:
+            return entry
+        new = entry.model_copy(update={name: getattr(facts, name) for name in ShardFacts.model_fields})
+        self._store.put(_entry_path(entry.seq), _to_json(new))
+        self._store.put(_shard_entry_path(new.shard), _to_json(new))
+        return new
+
     def _repair(self) -> int:
         """Finish what a killed writer may have left undone; the lock is held. Returns the head."""
         self._store.flush(_DIRECTORY)
@@ -250,9 +260,10 @@ _RESTORE = "Restore the ledger directory from a copy, or move it away and run re
 
 
 def _changed(before: LedgerEntry, now: LedgerEntry | None) -> bool:
-    """Whether `now` is what became of the entry `before` when its shard was replaced or taken away."""
-    same = now is not None and (now.job_id, now.batch) == (before.job_id, before.batch)
-    return same and now is not None and (now.gone is not None or now.replaces is not None)
+    """Whether `now` is what became of `before` when its shard was replaced, taken away or made again."""
+    if now is None or (now.job_id, now.batch) != (before.job_id, before.batch):
+        return False
+    return now.gone is not None or now.replaces is not None or now.shard == before.shard
 
 
 def _entry_path(seq: int) -> str:

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.client.making import make_meta, make_sample
 
 from taphouse.errors import LedgerError
-from taphouse.ledger import Ledger, LedgerEntry
+from taphouse.ledger import Ledger, LedgerEntry, Reconciliation
 from taphouse.shards import ShardFacts, describe_shard, shard_name, write_shard
 from taphouse.store import LocalStore
 
@@ -314,6 +314,26 @@ def test_writers_killed_at_random_lose_nothing_they_acknowledged(seed: int, tmp_
     assert acknowledged
     for seq, shard in acknowledged:
         assert entries[shard] == int(seq)
+
+
+@pytest.mark.parametrize("cut_short", [False, True])
+def test_a_shard_that_was_lost_and_made_again_keeps_its_number(cut_short: bool, tmp_path: Path) -> None:
+    store, name = LocalStore(tmp_path), shard_name("job", 0)
+    ledger = Ledger(store)
+    first = ledger.append(write_shard(store, name, [make_sample(0)], make_meta(batch=0)))
+    ledger.append(write_shard(store, shard_name("job", 1), [make_sample(1)], make_meta(batch=1)))
+    before = store.read(f"ledger/by-shard/{name}.json")
+    store.delete(f"shards/{name}")
+    facts = write_shard(store, name, [make_sample(0), make_sample(2)], make_meta(batch=0))
+    assert facts.sha256 != first.sha256
+    again = ledger.append(facts)
+    if cut_short:  # between the two names of the entry
+        store.put(f"ledger/by-shard/{name}.json", before)
+        assert ledger.append(facts) == again
+    assert (again.seq, again.created_at, again.sha256) == (1, first.created_at, facts.sha256)
+    assert ledger.find(name) == ledger.entry(1) == Ledger(store).append(facts) == again
+    assert ledger.reconcile() == Reconciliation((), (), ())
+    assert [entry.shard for entry in ledger.entries()] == [name, shard_name("job", 1)]
 
 
 def test_reconcile_adds_what_was_sealed_and_names_what_is_gone(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ class Feeder:
         self._give_up, self._paused, self._unfit = give_up, paused, unfit
         self._name = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self._silent_since: dict[str, float] = {}
+        self._lost = set[int]()
         self._leading, self._reconciled_at = False, 0.0
 
     def run(self, stop: threading.Event, every_s: float) -> None:
@@ -135,9 +136,10 @@ class Feeder:
             if now - self._silent_since.get(rq_id, now) <= self._limits.start_grace_s:
                 alive.add(ref)
             else:
-                log.warning("batch %s was taken by a worker that is gone", ref)
                 self._queue.discard(rq_id)
-                self._leases.count_bad(ref, "its worker is gone")
+                if self._records.outcome(ref) is None:  # else it ended, and only RQ was not told
+                    log.warning("batch %s was taken by a worker that is gone", ref)
+                    self._leases.count_bad(ref, "its worker is gone")
         return alive
 
     def _may_run(self, job: JobRecord, ref: BatchRef, tries: Tries | None, waits: bool) -> bool:
@@ -166,6 +168,10 @@ class Feeder:
             )
         for name, reason in result.refused:
             log.error("%s is no whole shard and gets no ledger entry: %s", name, reason)
+        for entry in result.missing:
+            if entry.seq not in self._lost:
+                log.error("the shard %s of ledger entry %d is not there: restore it", entry.path, entry.seq)
+        self._lost = {entry.seq for entry in result.missing}
         for job in self._progress.refresh():
             if not job.record.spooled and job.record.created_at < time.time() - ABANDONED_SPOOL_S:
                 log.warning("job %s was never spooled to its end: dropped", job.record.id)
