@@ -6,10 +6,12 @@ import time
 import pytest
 from tests.unit.extractor.conftest import Bench
 
+from taphouse.wire import JobOptions
 from taphouse_extractor import feeder as feeder_module
 from taphouse_extractor.feeder import Feeder, FeederLimits
 from taphouse_extractor.leases import Tries, Waits
 from taphouse_extractor.records import BatchRef, JobRecord
+from taphouse_extractor.spool import Limits, Spool
 
 
 class Clock:
@@ -269,6 +271,7 @@ def test_the_leader_mends_the_ledger_and_drops_dead_spools(
         update={"id": "j20200101000000-00000000", "created_at": 0.0, "spooled": False}
     )
     bench.records.put_job(dead)
+    goes_on = Spool(bench.records, Limits(1000, 10, 100), JobOptions(), None)
     killed = bench.store.root / "shards" / ".tmp-1-killed"
     killed.write_bytes(b"half a shard")
     os.utime(killed, (0, 0))
@@ -276,6 +279,8 @@ def test_the_leader_mends_the_ledger_and_drops_dead_spools(
     feeder.step()
     assert [entry.shard for entry in bench.ledger.entries()] == [outcome.shard]
     assert not bench.store.exists(f"jobs/{dead.id}/job.json")
+    goes_on.feed(b'{"prompt":"p"}\n')
+    assert goes_on.finish().rows == 1
     assert not killed.exists()
 
 

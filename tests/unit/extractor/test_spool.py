@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from taphouse.errors import StoreError
 from taphouse.store import LocalStore
 from taphouse.wire import JobOptions
+from taphouse_extractor import spool as spool_module
 from taphouse_extractor.errors import InvalidRequest, NotFound, TooLarge
 from taphouse_extractor.records import BatchRef, Records
 from taphouse_extractor.spool import Limits, Spool, open_dataset, spool_file
+from taphouse_extractor.spooling import drop_abandoned
 
 
 @pytest.fixture
@@ -151,6 +153,31 @@ def test_a_dataset_in_utf_16_is_refused(records: Records) -> None:
         spool(records).feed('{"prompt":"0"}\n{"prompt":"1"}\n'.encode("utf-16"))
 
 
+def test_one_that_goes_on_is_never_taken_for_abandoned(records: Records) -> None:
+    taking = spool(records)
+    taking.feed(b'{"prompt":"0"}\n')
+    assert not drop_abandoned(records, taking.job.id)
+    job = taking.finish()
+    assert not drop_abandoned(records, job.id)
+    assert records.job(job.id) == job
+    assert "spooling.lock" not in records.store.list(f"jobs/{job.id}")
+
+
+def test_the_same_job_id_twice_is_two_jobs(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = iter([f"j20260101000000-{n:08x}" for n in (1, 1, 2, 1, 2, 3)])
+    monkeypatch.setattr(spool_module, "new_job_id", lambda _: next(made))
+    first, second = spool(records), spool(records)
+    first.feed(b'{"prompt":"first"}\n')
+    second.feed(b'{"prompt":"second"}\n')
+    first.finish()
+    second.finish()
+    third = spool(records)
+    third.feed(b'{"prompt":"third"}\n')
+    assert third.finish().id == "j20260101000000-00000003"
+    kept = [rows_of(records, job_id)[0][0]["prompt"] for job_id in records.job_ids()]
+    assert kept == ["first", "second", "third"]
+
+
 def test_a_spooling_that_a_feeder_dropped_makes_no_job(records: Records) -> None:
     taking = spool(records, batch_size=1)
     taking.feed(b'{"prompt":"0"}\n{"prompt":"1"}\n')
@@ -216,7 +243,11 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL
     records = Records(LocalStore(tmp_path))
     [job_id] = records.job_ids()
-    assert not records.job(job_id).spooled and records.store.list(f"jobs/{job_id}") == ["job.json"]
+    assert not records.job(job_id).spooled
+    assert records.store.list(f"jobs/{job_id}") == ["job.json", "spooling.lock"]
+    assert drop_abandoned(records, job_id)
+    assert records.store.list(f"jobs/{job_id}") == [] and records.job_ids() == [job_id]
+    assert not drop_abandoned(records, job_id)
     assert records.store.sweep_temporaries(older_than_s=-1) == 2
 
 

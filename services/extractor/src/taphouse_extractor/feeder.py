@@ -24,12 +24,12 @@ from taphouse_extractor.jobs import BatchQueue, QueueView
 from taphouse_extractor.leases import Leases, Tries
 from taphouse_extractor.progress import Progress
 from taphouse_extractor.records import BatchRef, JobRecord, Records
+from taphouse_extractor.spooling import drop_abandoned
 
 __all__ = ["Feeder", "FeederLimits"]
 
 log = logging.getLogger(__name__)
 RECONCILE_EVERY_S = 60.0
-ABANDONED_SPOOL_S = 6 * 3600.0
 MOVED_ATTEMPTS = 3
 """Bad runs of a part of a batch that was given up, or of rows that are retried."""
 
@@ -173,7 +173,6 @@ class Feeder:
                 log.error("the shard %s of ledger entry %d is not there: restore it", entry.path, entry.seq)
         self._lost = {entry.seq for entry in result.missing}
         for job in self._progress.refresh():
-            if not job.record.spooled and job.record.created_at < time.time() - ABANDONED_SPOOL_S:
+            if not job.record.spooled and drop_abandoned(self._records, job.record.id):
                 log.warning("job %s was never spooled to its end: dropped", job.record.id)
-                self._records.drop_unspooled(job.record.id)
         self._reconciled_at = time.monotonic()

@@ -3,6 +3,7 @@
 ::
 
     jobs/<job id>/job.json     definition; written first, and again with its row count once spooled
+    jobs/<job id>/spooling.lock          held while its rows come in, gone afterwards
     jobs/<job id>/rows.jsonl   its rows, as they lie in batches
     jobs/<job id>/rows.index   where each batch begins, and where the last ends: u64, little-endian
     jobs/<job id>/engine.json  fingerprint and layers that the job began with, first batch wins
@@ -173,6 +174,10 @@ class Records:
     def put_job(self, job: JobRecord) -> None:
         """Write a job's definition, durably."""
         put_json(self.store, f"jobs/{job.id}/job.json", job.model_dump(mode="json"))
+
+    def put_new_job(self, job: JobRecord) -> bool:
+        """Write the definition of a job that is not there yet; False when one has its id."""
+        return put_json_new(self.store, f"jobs/{job.id}/job.json", job.model_dump(mode="json"))
 
     def drop_unspooled(self, job_id: str) -> None:
         """Remove what a spooling that never ended left behind."""

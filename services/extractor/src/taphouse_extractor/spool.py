@@ -16,16 +16,19 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from taphouse.errors import StoreBusy
 from taphouse.store import to_json
 from taphouse.wire import JobOptions
 from taphouse_extractor.errors import BadRow, InvalidRequest, TooLarge
 from taphouse_extractor.records import MAX_BATCHES, OFFSET, JobRecord, Records, new_job_id
 from taphouse_extractor.rows import Numbered, parse_row, to_prompt, too_long
+from taphouse_extractor.spooling import end_spooling, spooling
 from taphouse_extractor.tokens import ANONYMOUS, Caller
 
 __all__ = ["Limits", "Spool", "open_dataset", "spool_file"]
@@ -59,22 +62,33 @@ class Spool:
         longest: int | None = None,
     ) -> None:
         self._records, self._limits, self._longest = records, limits, longest
-        now = time.time()
-        self.job = JobRecord(
-            id=new_job_id(now),
-            name=name,
-            options=options,
-            owner=by.name,
-            tenant=by.tenant,
-            created_at=now,
-        )
+        self._held = ExitStack()
+        self.job = self._begin(name, options, by)
         self._max_rows = min(limits.max_rows, MAX_BATCHES * options.batch_size)
         self._tail, self._received, self._line, self._rows = bytearray(), 0, 0, 0
         rows, index = records.rows_paths(self.job.id)
         self._file, self._buffer, self._written = records.store.create(rows), bytearray(), 0
         self._index, self._offsets = records.store.create(index), bytearray()
         self._digest = hashlib.sha256(to_json([by.tenant, options.model_dump(mode="json")]))
-        records.put_job(self.job)
+
+    def _begin(self, name: str | None, options: JobOptions, by: Caller) -> JobRecord:
+        """A new job, of an id that no other has, held until its rows are in the store."""
+        while True:
+            now = time.time()
+            job = JobRecord(
+                id=new_job_id(now),
+                name=name,
+                options=options,
+                owner=by.name,
+                tenant=by.tenant,
+                created_at=now,
+            )
+            with suppress(StoreBusy):
+                self._held.enter_context(spooling(self._records, job.id))
+                if self._records.put_new_job(job):
+                    return job
+                end_spooling(self._records, job.id)
+                self._held.close()
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the dataset."""
@@ -104,9 +118,11 @@ class Spool:
         check(self.job)
         self._file.seal()
         self._index.seal()
-        self._records.job(self.job.id)  # gone when a feeder took it for abandoned, and its rows with it
+        self._records.job(self.job.id)  # not there any more: somebody removed it
         self.job = self.job.model_copy(update={"spooled": True})
         self._records.put_job(self.job)
+        end_spooling(self._records, self.job.id)
+        self._held.close()
         return self.job
 
     def abort(self) -> None:
@@ -114,6 +130,8 @@ class Spool:
         self._file.abort()
         self._index.abort()
         self._records.drop_unspooled(self.job.id)
+        end_spooling(self._records, self.job.id)
+        self._held.close()
 
     def _take_line(self, line: bytes) -> None:
         self._line += 1
