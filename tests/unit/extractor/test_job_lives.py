@@ -13,10 +13,11 @@ from taphouse.store import LocalStore
 from taphouse.wire import JobOptions, JobState, RowFailure
 from taphouse_extractor.errors import Conflict
 from taphouse_extractor.moves import Moves, in_halves
-from taphouse_extractor.overview import Live, describe
+from taphouse_extractor.overview import describe
 from taphouse_extractor.progress import Progress
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Records
 from taphouse_extractor.retries import Retries
+from taphouse_extractor.standing import Live
 from taphouse_extractor.states import Action, refusal
 
 

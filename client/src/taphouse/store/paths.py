@@ -7,12 +7,13 @@ import re
 from taphouse.errors import UnsafePath
 
 TEMPORARY_PREFIX = ".tmp-"
-_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
+_PART, _PATH = re.compile(_NAME), re.compile(f"{_NAME}(?:/{_NAME})*")
 
 
 def safe_path(path: str) -> str:
     """The path itself when it is a safe relative one. Raises `UnsafePath`."""
-    if not isinstance(path, str) or not all(_PART.fullmatch(part) for part in path.split("/")):
+    if not isinstance(path, str) or not _PATH.fullmatch(path):
         raise UnsafePath(
             f"{path!r} is no path inside a store",
             path=str(path),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
 
 import redis
 
@@ -30,61 +28,12 @@ from taphouse_extractor.leases import Leases
 from taphouse_extractor.monitor import Monitors
 from taphouse_extractor.progress import JobProgress, Progress
 from taphouse_extractor.recent import Sums, rate
-from taphouse_extractor.records import BatchRef
-from taphouse_extractor.states import Facts, state_of
+from taphouse_extractor.standing import Live, stand
 from taphouse_extractor.tally import Tally
 
-__all__ = ["Live", "Overview", "read_consumers"]
+__all__ = ["Overview", "read_consumers"]
 
 WINDOWS_S = (60.0, 300.0)
-
-
-@dataclass(slots=True)
-class _Share:
-    """What Redis holds of one job: numbers of batches, and why some wait."""
-
-    queued: list[int] = field(default_factory=list)
-    running: list[int] = field(default_factory=list)
-    waiting: list[int] = field(default_factory=list)
-    reasons: list[tuple[int, str]] = field(default_factory=list)
-
-
-_NOTHING = _Share()
-
-
-@dataclass(frozen=True)
-class Live:
-    """What Redis says now; all empty while it can't be read. `problem` says why that, or writing, fails."""
-
-    queued: frozenset[BatchRef] = frozenset()
-    running: frozenset[BatchRef] = frozenset()
-    waiting: frozenset[BatchRef] = frozenset()
-    reasons: tuple[tuple[BatchRef, str], ...] = ()
-    workers: tuple[Worker, ...] = ()
-    problem: str | None = None
-
-    def of(self, job_id: str) -> _Share:
-        """One job's share of it."""
-        return self._by_job.get(job_id, _NOTHING)
-
-    @cached_property
-    def _by_job(self) -> dict[str, _Share]:
-        shares: dict[str, _Share] = {}
-        for name in ("queued", "running", "waiting"):
-            for ref in getattr(self, name):
-                getattr(shares.setdefault(ref.job_id, _Share()), name).append(ref.batch)
-        for ref, reason in self.reasons:
-            shares.setdefault(ref.job_id, _Share()).reasons.append((ref.batch, reason))
-        return shares
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a job is: its state, its batches as `Batches` counts them, and rows that were left out."""
-
-    state: JobState
-    batches: dict[str, int]
-    skipped: int
 
 
 class Overview:
@@ -207,35 +156,6 @@ class Overview:
             ledger_head=head,
             updated_at=now,
         )
-
-
-def stand(job: JobProgress, live: Live) -> Standing:
-    """Where one job is."""
-    record, share = job.record, live.of(job.record.id)
-    queued, running, waiting = (
-        sum(batch not in job.finished for batch in batches)
-        for batches in (share.queued, share.running, share.waiting)
-    )
-    finished = len(job.finished)
-    state = state_of(
-        Facts(
-            spooled=record.spooled,
-            cancelled=job.cancelled,
-            batches=job.batches,
-            finished=finished,
-            running=running,
-            succeeded_rows=job.succeeded,
-            failed_rows=job.failed,
-            paused=job.paused,
-            stops=record.options.on_error == "fail",
-        )
-    )
-    skipped = job.skipped
-    if state is JobState.CANCELLED or (job.stopped and not job.complete):
-        skipped = record.rows - job.succeeded - job.failed
-    pending = 0 if state.final else max(0, job.batches - finished - queued - running - waiting)
-    counts = {"pending": pending, "queued": queued, "waiting": waiting, "running": running}
-    return Standing(state, {**counts, "finished": finished}, skipped)
 
 
 def describe(job: JobProgress, live: Live, unfit: str | None = None) -> Job:

@@ -24,6 +24,7 @@ from taphouse_extractor.job_files import JobFiles
 from taphouse_extractor.moves import Move, Moves, Retried, Rows
 from taphouse_extractor.recent import Recent
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records, job_ids_in
+from taphouse_extractor.states import Standing
 from taphouse_extractor.tally import Tally
 
 __all__ = ["JobProgress", "Progress"]
@@ -54,6 +55,10 @@ class JobProgress:
     finished_at: float | None = None
     failures: list[RowFailure] = field(default_factory=list)
     recent: Recent = field(default_factory=Recent)
+    changes: int = 0
+    """Counted after each change, so that what was worked out in the middle of one is not believed."""
+    at_rest: tuple[int, Standing] | None = None
+    """Where it was after so many changes, while Redis held nothing of it."""
 
     @property
     def complete(self) -> bool:
@@ -108,9 +113,12 @@ class JobProgress:
             if self.failures:
                 again = set(rows().tolist())
                 self.failures = [f for f in self.failures if f.skipped or f.row not in again]
+        self.changes += 1
 
     def count(self, outcome: Outcome, now: float, retried: Callable[[int, int], bool]) -> None:
         """Add one batch's outcome. `retried`: whether a row that failed in a batch is tried again since."""
+        room = max(0, KEEP_FAILURES - len(self.failures))
+        stands = list(islice((f for f in outcome.failures if not retried(f.row, outcome.batch)), room))
         skipped = sum(failure.skipped for failure in outcome.failures)
         self.finished.add(outcome.batch)
         self.succeeded += outcome.succeeded
@@ -122,10 +130,9 @@ class JobProgress:
         self.raw_bytes += outcome.raw_bytes
         self.fingerprint_id = self.fingerprint_id or outcome.fingerprint_id
         self.finished_at = max(self.finished_at or 0.0, outcome.finished_at)
-        room = max(0, KEEP_FAILURES - len(self.failures))
-        stands = (f for f in outcome.failures if not retried(f.row, outcome.batch))
-        self.failures.extend(islice(stands, room))
+        self.failures += stands
         self.recent.add(outcome, now)
+        self.changes += 1
 
 
 class Progress:
@@ -231,6 +238,7 @@ class Progress:
             job.pin = self._records.pinned(job_id)
         if "cancelled" in names and job.cancelled_at is None:
             job.cancelled_at = self._records.cancelled_at(job_id)
+        job.changes += 1
         return job
 
     def _read_moves(self, job: JobProgress) -> None:

@@ -11,7 +11,7 @@ from enum import Enum
 
 from taphouse.wire import JobState
 
-__all__ = ["ACTIONS", "RULES", "Action", "Facts", "refusal", "state_of"]
+__all__ = ["ACTIONS", "RULES", "Action", "Facts", "Standing", "refusal", "state_of"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,15 @@ RULES: tuple[tuple[JobState, Callable[[Facts], bool]], ...] = (
 def state_of(facts: Facts) -> JobState:
     """The job's state."""
     return next(state for state, holds in RULES if holds(facts))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a job is: its state, its batches as `Batches` counts them, and rows that were left out."""
+
+    state: JobState
+    batches: dict[str, int]
+    skipped: int
 
 
 class Action(str, Enum):
