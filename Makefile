@@ -10,7 +10,7 @@ SOAK_S ?= 300
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test check test-long soak bench bench-tap bench-writer bench-isolation lock format clean
+.PHONY: help setup browser demo test check test-long soak bench bench-tap bench-writer bench-service bench-isolation lock format clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -43,6 +43,7 @@ soak: setup ## kill and freeze the service's processes at random for SOAK_S=300 
 bench: setup ## benchmarks on this machine; docs/benchmarks.md says how to read them
 	$(BIN)/python -m benchmarks.codec
 	$(MAKE) bench-writer
+	$(MAKE) bench-service
 	$(MAKE) bench-tap
 
 bench-tap: setup ## the tap's cost to an engine on this machine's CPU (benchmarks/tap_gpu.py is for GPUs)
@@ -51,6 +52,9 @@ bench-tap: setup ## the tap's cost to an engine on this machine's CPU (benchmark
 
 bench-writer: setup ## how fast one rank's slice writer is, without an engine and without a GPU
 	$(BIN)/python benchmarks/writer.py
+
+bench-service: setup ## what queue, workers, codec and ledger cost, and what is held in memory at a million rows
+	$(BIN)/python -m benchmarks.service
 
 bench-isolation: setup ## what production feels of extraction, mode by mode: tables, and docs/isolation.svg
 	$(BIN)/python deploy/local/model.py

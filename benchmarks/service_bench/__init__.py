@@ -1,0 +1,1 @@
+"""Parts of the service benchmark (`benchmarks/service.py`)."""

@@ -1,0 +1,93 @@
+"""A batch's wall time beside a real engine: how much of it is not the engine's."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.isolation_cpu import model
+from benchmarks.service_bench.service import Service
+from tests.engine.launch import Engine as Launched
+from tests.engine.launch import launch
+
+from taphouse_extractor.engine import Engine, in_order
+from taphouse_extractor.records import BatchRef, Records
+
+ROWS, TOKENS = 64, 512
+CONCURRENCY = 8
+BATCHES = 2
+
+
+def overhead() -> Iterator[dict[str, Any]]:
+    """The same rows through the service and straight to the engine, in turns: bare, service, bare."""
+    env = {"TAPHOUSE_TAP_PROOF_INTERVAL_S": "0", "OMP_NUM_THREADS": "1"}
+    args = ["--dtype", "bfloat16", "--max-model-len", "1024", "--max-num-batched-tokens", "512"]
+    with launch(model(False), args=args, env=env) as engine, _service(engine) as service:
+        service.wait_done(service.enqueue(8, batch_size=8).id, 300)
+        first = _bare(engine, seed=1)
+        took, waited = _through(service)
+        second = _bare(engine, seed=3)
+    bare = (first + second) / 2
+    yield {
+        "bare_batch_s": [round(first, 2), round(second, 2)],
+        "service_batch_s": round(took, 2),
+        "waiting_for_the_engine": round(waited, 4),
+        "service_over_bare": round(took / bare, 4),
+    }
+
+
+@contextlib.contextmanager
+def _service(engine: Launched) -> Iterator[Service]:
+    directory = Path(tempfile.mkdtemp(prefix="taphouse-service-"))
+    settings = {
+        "TAPHOUSE_EXTRACTOR_GOVERNOR": "false",
+        "TAPHOUSE_EXTRACTOR_ENGINE_CONCURRENCY": str(CONCURRENCY),
+    }
+    port = int(engine.url.rsplit(":", 1)[1])
+    service = Service(directory, engine_port=port, settings=settings, places={"slices": engine.slice_dir})
+    try:
+        service.start_named(workers=1)
+        yield service
+    finally:
+        service.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _prompt(seed: int, row: int) -> list[int]:
+    return [300 + (seed * 7919 + row * 104_729 + at * 31) % 4000 for at in range(TOKENS)]
+
+
+def _bare(engine: Launched, seed: int) -> float:
+    """Seconds of one batch's rows without the service: asked for, read, checked and released."""
+    with Engine(engine.url, slice_dir=engine.slice_dir) as client:
+        bodies = [
+            {"prompt": _prompt(seed, row), "max_tokens": 1, "delivery": "slices"} for row in range(ROWS)
+        ]
+        began = time.monotonic()
+        for capture in in_order(client.capture, bodies, CONCURRENCY):
+            assert capture.rows == TOKENS
+        return time.monotonic() - began
+
+
+def _through(service: Service) -> tuple[float, float]:
+    """Seconds of a batch through the service, and the part of them that it waited for the engine."""
+    from taphouse.wire import JobOptions
+
+    lines = (
+        b'{"prompt":%s}\n' % str(_prompt(2 + row // ROWS, row)).encode() for row in range(BATCHES * ROWS)
+    )
+    began = time.time()
+    job = service.client.enqueue(lines, JobOptions(batch_size=ROWS), again=True)
+    done = service.wait_done(job.id, 900)
+    assert done.succeeded == BATCHES * ROWS
+    records = Records(service.store)
+    found = [records.outcome(BatchRef(job_id=job.id, batch=batch)) for batch in range(BATCHES)]
+    outcomes = [outcome for outcome in found if outcome is not None]
+    begun = began + outcomes[0].stages["queue_wait"]  # the feeder's second before the first is no batch's
+    took = max(outcome.finished_at for outcome in outcomes) - begun
+    return took / BATCHES, sum(outcome.stages["capture"] for outcome in outcomes) / took
