@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from taphouse.errors import LedgerError, NotInStore, ShardError
+from taphouse.errors import LedgerError, NotInStore, ShardError, UnsafePath
 from taphouse.shards.header import ShardFacts
 from taphouse.shards.reader import describe_shard
 from taphouse.shards.writer import SHARD_DIRECTORY, SUFFIX, shard_path
@@ -191,14 +192,13 @@ class Ledger:
     def reconcile(self) -> Reconciliation:
         """Give every sealed shard its entry, in order of its name, and name entries whose shard is gone.
 
-        For after a crash between sealing and appending, or when a ledger was lost. Lists two
-        directories, and reads shards without an entry whole.
+        For after a crash between sealing and appending, or when a ledger was lost. Goes through two
+        directories, a name at a time, and reads shards without an entry whole.
         """
         added, refused, missing = [], [], []
         head = self.head()
-        recorded = {name.removesuffix(".json") for name in self._store.list(_BY_SHARD)}
-        present = {name for name in self._store.list(SHARD_DIRECTORY) if name.endswith(SUFFIX)}
-        for name in sorted(present - recorded):
+        present = (name for name in self._store.scan(SHARD_DIRECTORY) if name.endswith(SUFFIX))
+        for name in sorted(name for name in present if not self._recorded(name)):
             path = shard_path(name)
             try:
                 facts = describe_shard(self._store.local_path(path), path=path)
@@ -210,8 +210,8 @@ class Ledger:
                 entry = self.append(facts)
                 if entry.seq > head:  # otherwise it had one, and only its second name was missing
                     added.append(entry)
-        for name in recorded - present:
-            gone = self.find(name)
+        for name in (recorded.removesuffix(".json") for recorded in self._store.scan(_BY_SHARD)):
+            gone = None if self._store.exists(shard_path(name)) else self.find(name)
             if gone is not None and gone.gone is None and not self._was_replaced(name, gone):
                 missing.append(gone)
         missing.sort(key=lambda entry: entry.seq)
@@ -225,6 +225,12 @@ class Ledger:
         self._store.put(_entry_path(entry.seq), _to_json(new))
         self._store.put(_shard_entry_path(new.shard), _to_json(new))
         return new
+
+    def _recorded(self, name: str) -> bool:
+        """Whether a file among the shards has an entry; one with too long a name has none."""
+        with suppress(UnsafePath):
+            return self._store.exists(_shard_entry_path(name))
+        return False
 
     def _repair(self) -> int:
         """Finish what a killed writer may have left undone; the lock is held. Returns the head."""

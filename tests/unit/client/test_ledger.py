@@ -347,10 +347,12 @@ def test_reconcile_adds_what_was_sealed_and_names_what_is_gone(tmp_path: Path) -
     store.delete(f"shards/{shard_name('job', 3)}")
     store.put(f"shards/{shard_name('job', 4)}", b"no shard")
     store.put("shards/notes.txt", b"not ours")
+    long = "a" * 187 + ".safetensors"
+    store.put(f"shards/{long}", b"a name that takes no .json")
     result = ledger.reconcile()
     assert [(entry.seq, entry.batch) for entry in result.added] == [(3, 0), (4, 2)]
     assert [entry.batch for entry in result.missing] == [3]
-    assert [name for name, _ in result.refused] == [shard_name("job", 4)]
+    assert [name for name, _ in result.refused] == [long, shard_name("job", 4)]
     path = f"shards/{shard_name('job', 2)}"
     facts = ShardFacts(
         **result.added[1].model_dump(exclude={"version", "seq", "created_at", "gone", "replaces"})

@@ -6,6 +6,7 @@ import time
 import pytest
 from tests.unit.extractor.conftest import Bench
 
+from taphouse.ledger import Reconciliation
 from taphouse.wire import JobOptions
 from taphouse_extractor import feeder as feeder_module
 from taphouse_extractor.feeder import Feeder, FeederLimits
@@ -293,3 +294,21 @@ def test_a_batch_whose_rows_are_lost_is_given_up_and_holds_up_no_other(bench: Be
     outcome = bench.records.outcome(refs(lost.id, 0)[0])
     assert outcome is not None
     assert [(f.row, "is not there" in f.reason) for f in outcome.failures] == [(0, True)]
+
+
+def test_looking_for_lost_shards_takes_a_hundredth_of_the_time(
+    bench: Bench, feeder: Feeder, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, reconcile = list[float](), bench.ledger.reconcile
+
+    def slow() -> Reconciliation:
+        looked.append(clock.now)
+        clock.now += 20.0
+        return reconcile()
+
+    monkeypatch.setattr(bench.ledger, "reconcile", slow)
+    first = clock.now
+    for later in (0.0, 61.0, 1_900.0, 2_021.0, 2_022.0):
+        clock.now = first + later
+        feeder.step()
+    assert [at - first for at in looked] == [0.0, 2_021.0]
