@@ -5,6 +5,7 @@ import time
 import pytest
 from tests.unit.extractor.conftest import Bench
 
+from taphouse.errors import NotInStore
 from taphouse_extractor.progress import Progress
 from taphouse_extractor.recent import Recent, rate
 from taphouse_extractor.records import SEGMENT, BatchRef, Outcome, Records
@@ -32,11 +33,26 @@ def test_one_unreadable_job_does_not_hide_the_others(bench: Bench) -> None:
 
 
 def test_a_job_that_was_deleted_is_forgotten(bench: Bench) -> None:
-    job = bench.job([{"prompt": "a"}])
-    assert len(bench.overview.jobs(10)) == 1
+    job, other = bench.job([{"prompt": "a"}]), bench.job([{"prompt": "b"}])
+    assert len(bench.overview.jobs(10)) == 2
     bench.records.drop_unspooled(job.id)
     bench.store.local_path(f"jobs/{job.id}").rmdir()
-    assert bench.overview.jobs(10) == []
+    assert [left.id for left in bench.overview.jobs(10)] == [other.id]
+
+
+def test_a_store_that_was_unmounted_is_not_taken_for_an_empty_one(bench: Bench) -> None:
+    job = bench.job([{"prompt": "a"}, {"prompt": "REFUSE"}])
+    bench.run_all(job)
+    assert bench.overview.queue(None).jobs == {"done": 1}
+    away = bench.store.root.rename(bench.store.root.with_name("away"))
+    bench.store.root.mkdir()
+    for _ in range(3):
+        with pytest.raises(NotInStore, match="none of the 1 jobs"):
+            bench.overview.queue(None)
+    bench.store.root.rmdir()
+    away.rename(bench.store.root)
+    assert bench.overview.queue(None).jobs == {"done": 1}
+    assert bench.overview.tally.rejected == {"row_refused": 1}
 
 
 def test_a_spooling_that_died_can_be_cancelled(bench: Bench) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from taphouse.errors import StoreError
+from taphouse.errors import NotInStore, StoreError
 from taphouse.store import Listing
 from taphouse.wire import RowFailure
 from taphouse_extractor.errors import NotFound
@@ -180,7 +180,14 @@ class Progress:
             return self._jobs[job_id]
 
     def _take(self, ids: list[str]) -> None:
-        """These jobs there are, and no others."""
+        """These jobs there are, and no others. Raises `NotInStore` when all that were known went away."""
+        known = {job_id for job_id, job in self._jobs.items() if job.record.spooled}
+        if known and known.isdisjoint(ids):
+            self._ids = Listing(self._records.store, "jobs")
+            raise NotInStore(
+                f"none of the {len(known)} jobs that were in the store is there any more",
+                advice="Was its disk unmounted? If they were removed, restart the API",
+            )
         for job_id in {*self._jobs, *self._open} - set(ids):
             self._jobs.pop(job_id, None)
             self._open.pop(job_id, None)
