@@ -183,7 +183,7 @@ def test_the_governor_takes_orders(page: Page, service: Cluster) -> None:
     page.one('#governor-form [data-mode="stopped"]').click()
     page.one("#ask-yes").click()
     page.sees("#governor-mode", "stopped")
-    page.sees("#notice", "Paused", "stopped by the operator")
+    page.sees("#notice", "Paused", "stopped by the operator", "goes on by itself")
     assert page.violations() == []
     page.one('#governor-form [data-mode="auto"]').click()
     page.sees("#governor-mode", "auto")

@@ -15,6 +15,7 @@ from tests.unit.extractor.test_samples import held, samples_of
 from taphouse.errors import StoreError
 from taphouse.wire import SampleQuery
 from taphouse_extractor.fill import Fill
+from taphouse_extractor.recent import Sums
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome
 
 ROW_BYTES = 3 * 8 * 4 + 4 + 1
@@ -46,6 +47,9 @@ def test_rows_of_one_size_fill_shards_and_none_is_captured_twice(bench: Bench) -
     done = bench.overview.job(job.id)
     assert (done.state.value, done.succeeded, done.shards) == ("done", 20, 8)
     assert done.batches.finished == 8
+    sums = Sums()
+    bench.progress.refresh_one(job.id).recent.add_to(sums, 0.0)
+    assert (sums.rows, sums.samples) == (20, 20), "rows that were moved are counted where they ended"
     assert all(entry.raw_bytes <= bound for entry in bench.ledger.entries())
     assert bench.tap.slices_left() == []
 

@@ -127,11 +127,12 @@ def _consumer(consumer: Consumer, now: float) -> Check:
         ended = f"ended at step {consumer.step} ({consumer.ended}), {where}, {age:.0f} s ago"
         return Check(check=name, ok=True, detail=ended)
     quiet = age > QUIET_CONSUMER_S
+    advice = "Is the trainer running? It says where it is every few seconds"
     return Check(
         check=name,
         ok=not quiet,
         detail=f"{where}, heard of {age:.0f} s ago",
-        advice="Is the trainer running? It says where it is every few seconds" if quiet else None,
+        advice=f"{advice}. For good: `taphouse consumers forget {consumer.name}`" if quiet else None,
     )
 
 

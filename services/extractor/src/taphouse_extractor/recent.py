@@ -16,7 +16,7 @@ KEPT_S = 300.0
 
 @dataclass(slots=True)
 class Sums:
-    """Of finished batches; `rows` with those that made no sample."""
+    """Of finished batches; `rows` with those that made no sample, not with those that were moved."""
 
     batches: int = 0
     rows: int = 0
@@ -48,9 +48,8 @@ class Recent:
         """Count an outcome, unless it is older than what is kept."""
         if outcome.finished_at > now - KEPT_S:
             sums = self._seconds.setdefault(math.floor(outcome.finished_at), Sums())
-            sums.add(
-                Sums(1, outcome.rows, outcome.succeeded, outcome.tokens, outcome.bytes, outcome.raw_bytes)
-            )
+            o = outcome
+            sums.add(Sums(1, o.rows - o.moved, o.succeeded, o.tokens, o.bytes, o.raw_bytes))
 
     def forget(self, now: float) -> None:
         """Let go of what is older than `KEPT_S`."""

@@ -126,7 +126,7 @@ function update(element, job, offered, act) {
 }
 
 function detail(job) {
-  const options = Object.entries(job.options).filter(([, value]) => value !== null && value !== false);
+  const options = Object.entries(job.options).filter(([, value]) => value !== null && value !== false && value !== "");
   const facts = [
     ["Id", job.id],
     ["State", job.reason ? `${job.state}: ${job.reason}` : job.state],
@@ -179,7 +179,7 @@ function failures(job) {
 }
 
 function failureTable(body) {
-  const head = h("tr", {}, ...["Row", "Id", "Outcome", "Reason"].map((name) => h("th", { scope: "col" }, name)));
+  const head = h("tr", {}, ...["Row", "Id", "Outcome", "Reason"].map((name) => h("th", { scope: "col", class: name === "Row" ? "n" : null }, name)));
   return h("table", { class: "table" }, h("thead", {}, head), body);
 }
 

@@ -10,7 +10,7 @@ const TILES = [
   ["Throughput", (s, p) => [f.number(p.samples), "samples/s", `${f.number(p.tokens)} tokens/s`]],
   ["Rows left", (s) => [f.count(s.rows_left), "", s.rows_left ? `about ${f.duration(s.eta_s)}` : "nothing to do"]],
   ["Batches", (s) => [f.count(s.depth.running), "running", `${f.count(s.depth.queued)} queued, ${f.count(s.depth.waiting)} waiting`]],
-  ["Stored", (s, p) => [f.bytes(p.bytes), "a second", p.raw_bytes ? `${f.ratio(p.bytes, p.raw_bytes)} of raw` : "nothing lately"]],
+  ["Stored", (s, p) => [f.bytes(p.bytes), "/s", p.raw_bytes ? `${f.ratio(p.bytes, p.raw_bytes)} of raw` : "nothing lately"]],
   ["Unconsumed", (s) => unconsumed(s.unconsumed)],
   ["Production", (s, p) => production(s.governor, p)],
   ["Extraction's limit", (s) => limit(s.governor)],
@@ -27,7 +27,7 @@ function unconsumed(found) {
 const over = (found) => Boolean(found?.bound_bytes) && found.shards > 1 && found.bytes >= found.bound_bytes;
 
 /** What waits for a consumer. */
-function holds(status, name) {
+export function holds(status, name) {
   const held = [];
   if (over(status.unconsumed) && status.unconsumed.slowest.includes(name)) held.push("feeding");
   if (status.retention?.held_by.includes(name)) held.push("deletion");
