@@ -129,6 +129,13 @@ def test_one_that_fails_a_batch_comes_last_until_it_is_started_anew(
     assert chosen(engines) == A
 
 
+def test_an_only_engine_is_never_set_aside(engines: Engines, redis: FakeRedis) -> None:
+    alone = Engines(engines.each[:1], engines.aside)
+    with pytest.raises(EngineUnavailable), alone.using(Needs()):
+        raise EngineUnavailable("gone")
+    assert redis.values == {} and chosen(alone) == A
+
+
 def test_what_is_not_the_engines_fault_sets_nothing_aside(engines: Engines, redis: FakeRedis) -> None:
     for error in (EngineChanged("other weights"), OSError("disk full")):
         with pytest.raises(type(error)), engines.using(Needs()):

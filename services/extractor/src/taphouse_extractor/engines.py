@@ -58,7 +58,8 @@ class Engines:
         try:
             yield engine
         except (EngineUnavailable, EngineTimeout, EngineFailing) as error:
-            self.aside.put(engine.url, view.start_id, str(error))
+            if len(self.each) > 1:
+                self.aside.put(engine.url, view.start_id, str(error))
             raise
 
     def _choose(self, needs: Needs) -> Look:
