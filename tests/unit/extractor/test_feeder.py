@@ -6,13 +6,18 @@ import time
 import pytest
 from tests.unit.extractor.conftest import Bench
 
+from taphouse.errors import StoreFull
 from taphouse.ledger import Reconciliation
+from taphouse.shards import shard_path
 from taphouse.wire import JobOptions
 from taphouse_extractor import feeder as feeder_module
+from taphouse_extractor import moves
 from taphouse_extractor.feeder import Feeder, FeederLimits
 from taphouse_extractor.leases import Tries, Waits
+from taphouse_extractor.moves import Moves
 from taphouse_extractor.records import BatchRef, JobRecord
 from taphouse_extractor.spool import Limits, Spool
+from taphouse_extractor.stands import Stands
 
 
 class Clock:
@@ -214,7 +219,7 @@ def test_a_poison_row_is_found_by_halving_its_batch(bench: Bench, feeder: Feeder
 
 
 def _lines(bench: Bench, job: JobRecord, ref: BatchRef) -> list[bytes]:
-    return [row.line for row in bench.pipeline._rows(job, ref)]
+    return [row.line for row in Stands(bench.records, Moves(bench.store)).rows(job, ref)]
 
 
 def test_paused_and_stopped_jobs_are_not_fed_and_higher_priorities_go_first(
@@ -312,3 +317,50 @@ def test_looking_for_lost_shards_takes_a_hundredth_of_the_time(
         clock.now = first + later
         feeder.step()
     assert [at - first for at in looked] == [0.0, 2_021.0]
+
+
+def test_what_can_not_be_halved_fails_and_holds_nobody_up(
+    bench: Bench, feeder: Feeder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "MAX_BATCHES", 2)
+    full, other = bench.job(rows(4), batch_size=2), bench.job(rows(1))
+    (ref,) = refs(full.id, 0)
+    for _ in range(2):
+        bench.leases.count_bad(ref, "it crashed")
+    feeder.step()
+    assert set(bench.queue.queued.values()) == {*refs(full.id, 1), *refs(other.id, 0)}
+    outcome = bench.records.outcome(ref)
+    assert outcome is not None and len(outcome.failures) == 2
+    assert "more than 2 batches" in outcome.failures[0].reason
+
+
+def test_a_sealed_shard_that_is_none_ends_its_batch(bench: Bench, feeder: Feeder) -> None:
+    spoilt, other = bench.job(rows(2), batch_size=2), bench.job(rows(1))
+    (ref,) = refs(spoilt.id, 0)
+    bench.store.put(shard_path(spoilt.shard_of(0)), b"rubbish")
+    for _ in range(2):
+        bench.leases.count_bad(ref, "MalformedShard")
+    feeder.step()
+    assert list(bench.queue.queued.values()) == refs(other.id, 0)
+    done = bench.overview.job(spoilt.id)
+    assert (done.state.value, done.failed) == ("failed", 2)
+    assert "its shard can't be used" in done.failures[0].reason
+
+
+def test_a_batch_that_can_not_be_given_up_now_holds_nobody_up(
+    bench: Bench, feeder: Feeder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, other = bench.job(rows(2), batch_size=2), bench.job(rows(1))
+    (ref,) = refs(broken.id, 0)
+    for _ in range(2):
+        bench.leases.count_bad(ref, "it crashed")
+    with monkeypatch.context() as patch:
+
+        def full(*_: object) -> bool:
+            raise StoreFull("no space")
+
+        patch.setattr(bench.store, "put_new", full)
+        feeder.step()
+    assert list(bench.queue.queued.values()) == refs(other.id, 0)
+    feeder.step()
+    assert bench.records.outcome(ref) is not None

@@ -15,9 +15,8 @@ from taphouse.errors import NotFound, StoreBusy, StoreError
 from taphouse.ledger import Ledger
 from taphouse.store import LocalStore
 from taphouse.wire import PruneRequest
-from taphouse_extractor.records import BatchRef, Records
+from taphouse_extractor.records import DELETING, BatchRef, Records
 from taphouse_extractor.retention import Retention, RetentionPolicy
-from taphouse_extractor.samples import LOCK
 
 Serve = Callable[..., Service]
 CONSUMED = RetentionPolicy("consumed")
@@ -101,7 +100,7 @@ def test_a_late_second_run_leaves_no_file(bench: Bench) -> None:
 def test_it_stays_away_while_samples_are_deleted_or_a_record_is_bad(bench: Bench) -> None:
     sealed(bench, 1)
     consumer(bench, 1, acknowledged=1)
-    with bench.store.lock(LOCK), pytest.raises(StoreBusy):
+    with bench.store.lock(DELETING), pytest.raises(StoreBusy):
         retention(bench).step()
     bench.store.put("consumers/u.json", b"[]")
     with pytest.raises(StoreError):

@@ -13,7 +13,9 @@ from tests.unit.extractor.conftest import Bench
 from tests.unit.extractor.test_samples import held, samples_of
 
 from taphouse.errors import StoreError
+from taphouse.shards import shard_path
 from taphouse.wire import SampleQuery
+from taphouse_extractor import moves
 from taphouse_extractor.fill import Fill
 from taphouse_extractor.recent import Sums
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome
@@ -150,6 +152,40 @@ def test_a_cut_batch_whose_worker_dies_is_not_halved(bench: Bench) -> None:
     assert (given_up.succeeded, given_up.moved) == (2, 2)
     run_all(bench, job)
     assert shards(bench) == [["r0", "r1"], ["r2", "r3"]]
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_cut_batch_whose_shard_is_lost_before_its_outcome(bench: Bench, given_up: bool) -> None:
+    """The rows that were cut off stand elsewhere: the others are run again, or fail, and are counted once."""
+    job = bench.job([row(f"r{n}", 10) for n in range(5)], batch_size=5, max_shard_bytes=20 * ROW_BYTES)
+    ref, put = BatchRef(job_id=job.id, batch=0), bench.records.put_outcome
+
+    def dies(outcome: Outcome) -> Outcome:
+        raise StoreError("the worker dies")
+
+    bench.records.put_outcome = dies  # type: ignore[method-assign]
+    with pytest.raises(StoreError):
+        bench.pipeline.run(ref)
+    bench.records.put_outcome = put  # type: ignore[method-assign]
+    bench.store.delete(shard_path(job.shard_of(0)))
+    if given_up:
+        bench.pipeline.give_up(job, ref, "its shard was lost")
+    run_all(bench, job)
+    done, lost = bench.overview.job(job.id), 2 if given_up else 0
+    assert (done.state.value, done.succeeded, done.failed) == ("done", 5 - lost, lost)
+    if not given_up:
+        assert shards(bench) == [["r0", "r1"], ["r2", "r3"], ["r4"]]
+
+
+def test_rows_for_which_there_may_be_no_more_batches_fail(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "MAX_BATCHES", 2)
+    job = bench.job([row(f"r{n}", 10) for n in range(6)], batch_size=6, max_shard_bytes=20 * ROW_BYTES)
+    run_all(bench, job)
+    done = bench.overview.job(job.id)
+    assert (done.state.value, done.succeeded, done.failed) == ("done", 4, 2)
+    assert "more than 2 batches" in done.failures[0].reason
 
 
 def test_a_persons_samples_are_found_in_every_part(bench: Bench) -> None:

@@ -151,8 +151,15 @@ class Feeder:
         if tries.bad >= (most if ref.batch < job.batches else min(most, MOVED_ATTEMPTS)):
             reason = f"given up after {tries.bad} runs; the last: {tries.reason}"
             log.error("batch %s: %s", ref, reason)
-            self._give_up(job, ref, reason)
-            self._leases.forget(ref)
+            try:
+                self._give_up(job, ref, reason)
+            except (
+                TaphouseError,
+                ExtractorError,
+            ) as error:  # it is tried again; the others don't wait for it
+                log.error("batch %s can't be given up: %s", ref, error)
+            else:
+                self._leases.forget(ref)
             return False
         return not waits
 

@@ -26,7 +26,7 @@ from taphouse.store import Store, to_json
 from taphouse_extractor.errors import Conflict
 from taphouse_extractor.records import MAX_BATCHES, JobRecord
 
-__all__ = ["Move", "Moves", "Retried", "Rows", "in_batches", "in_halves"]
+__all__ = ["Move", "Moves", "Retried", "Rows", "in_halves"]
 
 _NAME = re.compile(r"[0-9]{6}\.move")
 _HEAD_BYTES = 512
@@ -164,11 +164,6 @@ class Retried:
 def in_halves(rows: int) -> list[int]:
     """Where two halves of at least two rows end."""
     return [rows // 2, rows]
-
-
-def in_batches(rows: int, size: int) -> list[int]:
-    """Where batches of at most `size` rows end."""
-    return [*range(size, rows, size), rows]
 
 
 def _u32s(file: BinaryIO, path: str, at: int, count: int) -> NDArray[Any]:

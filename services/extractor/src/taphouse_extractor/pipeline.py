@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain
 
-from taphouse.errors import InvalidSample, StoreError
+from taphouse.errors import InvalidSample, ShardError, StoreError
 from taphouse.ledger import Ledger
 from taphouse.samples import Sample
 from taphouse.shards import (
@@ -33,6 +33,7 @@ from taphouse_extractor.engines import Engines
 from taphouse_extractor.errors import (
     BadRow,
     CaptureFailed,
+    Conflict,
     EngineChanged,
     EngineFailing,
     JobCancelled,
@@ -41,10 +42,11 @@ from taphouse_extractor.errors import (
 )
 from taphouse_extractor.fill import Fill
 from taphouse_extractor.fitting import Needs
-from taphouse_extractor.moves import Move, Moves, in_halves
+from taphouse_extractor.moves import Moves, in_halves
 from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Records
-from taphouse_extractor.rows import Numbered, number_rows, parse_row, to_prompt, too_long
+from taphouse_extractor.rows import Numbered, parse_row, to_prompt, too_long
 from taphouse_extractor.stages import StageClock
+from taphouse_extractor.stands import Stands
 
 __all__ = ["Pipeline"]
 
@@ -71,6 +73,7 @@ class Pipeline:
     def __init__(self, records: Records, ledger: Ledger, engines: Engines, concurrency: int) -> None:
         self._records, self._ledger, self._engines = records, ledger, engines
         self._moves = Moves(records.store)
+        self._stands = Stands(records, self._moves)
         self._concurrency = concurrency
 
     def run(self, ref: BatchRef, *, waited_s: float | None = None) -> Outcome:
@@ -85,9 +88,8 @@ class Pipeline:
         if known is not None:
             return known
         job = self._records.job(ref.job_id)
-        path = shard_path(job.shard_of(ref.batch))
-        if self._move(ref) is not None and not self._records.store.exists(path):
-            return self._put_moved(ref, len(self._numbers(job, ref)))  # who moved its rows died since
+        if self._stands.halved(job, ref):
+            return self._put_moved(ref, len(self._stands.numbers(job, ref)))  # who moved its rows died since
         run = _Run(StageClock(waited_s), Fill(job.options.max_shard_bytes, self._usual(job, ref)))
         facts, gone = self._shard(job, ref, run), None
         if facts is not None:
@@ -119,7 +121,7 @@ class Pipeline:
                 except InvalidSample as error:
                     run.failures[row.row] = _failure(row, error.detail, error_code(error))
             with self._deciding(ref), clock.stage("seal"):
-                if self._records.outcome(ref) is not None or self._move(ref) is not None:
+                if self._records.outcome(ref) is not None or self._stands.halved(job, ref):
                     raise JobCancelled(f"batch {ref} was decided while it ran")
                 return writer.seal() if run.fill.samples else None
 
@@ -130,7 +132,8 @@ class Pipeline:
         needs = Needs(job.options, self._records.pinned(job.id))
         with self._engines.using(needs) as engine:
             run.engine, to_engine = engine.url, partial(self._run_row, engine, job.options)
-            for row, result in in_order(to_engine, self._rows(job, ref), self._concurrency, run.fill.room):
+            rows = self._stands.rows(job, ref, cut=True)
+            for row, result in in_order(to_engine, rows, self._concurrency, run.fill.room):
                 if self._records.cancelled(job.id):
                     raise JobCancelled(f"job {job.id} was cancelled")
                 if run.fill.full:
@@ -144,7 +147,7 @@ class Pipeline:
                 if changed:
                     raise EngineChanged(f"engine {engine.url} is not the job's any more: {changed}")
                 yield row, capture, sample
-            _check_engine(run.failures, self._numbers(job, ref))
+            _check_engine(run.failures, self._stands.numbers(job, ref))
 
     def _run_row(
         self, engine: Engine, options: JobOptions, row: Numbered
@@ -170,13 +173,13 @@ class Pipeline:
             return self._records.outcome(ref) or self._outcome(job, ref, facts, run)
 
     def _outcome(self, job: JobRecord, ref: BatchRef, facts: ShardFacts | None, run: _Run) -> Outcome:
-        rows = list(self._rows(job, ref))
+        rows = list(self._stands.rows(job, ref))
         sealed, codec = set[str](), None
         if facts is not None:
             with open_shard(self._records.store.local_path(facts.path)) as shard:
                 sealed, codec = {sample.id for sample in shard.header.samples}, shard.header.codec
         cut = self._cut(job, ref, rows, sealed, run) if sealed and job.options.max_shard_bytes else 0
-        missing = [row for row in rows[: len(rows) - cut] if row.id not in sealed]
+        missing = [row for row in rows[: len(rows) - cut] if not _take(sealed, row.id)]
         for row in missing:  # why stands in the outcome: a reason may quote the row
             log.info("a row made no sample", extra={"row": row.row, "sample": row.id})
         return self._records.put_outcome(
@@ -204,12 +207,16 @@ class Pipeline:
 
         Its shard was full before they came. Where who sealed it died, those that failed are tried again.
         """
-        move = self._move(ref)
+        move = self._stands.move(ref)
         if move is not None:
             return move.rows
         tried = [at for at, row in enumerate(rows) if row.id in sealed or row.row in run.failures]
         rest = [row.row for row in rows[tried[-1] + 1 :]]
-        return self._moves.add(job, ref.batch, rest, [len(rest)]).rows if rest else 0
+        try:
+            return self._moves.add(job, ref.batch, rest, [len(rest)]).rows if rest else 0
+        except Conflict as error:  # there may be no more batches
+            run.failures |= {row.row: _failure(row, str(error), GIVEN_UP) for row in rows[tried[-1] + 1 :]}
+            return 0
 
     def _usual(self, job: JobRecord, ref: BatchRef) -> float | None:
         """Bytes of a sample in the batch before, or in the one that these rows were cut from."""
@@ -223,18 +230,18 @@ class Pipeline:
     def fail(self, job: JobRecord, ref: BatchRef, reason: str) -> Outcome:
         """Record that a batch was given up: no row of it made a sample, all for one reason."""
         try:
-            failures = tuple(_failure(row, reason, GIVEN_UP) for row in self._rows(job, ref))
+            failures = tuple(_failure(row, reason, GIVEN_UP) for row in self._stands.rows(job, ref, cut=True))
         except StoreError as error:  # its rows are lost: what is left of them is their numbers
-            reason = f"{reason} ({error.message})"
-            failures = tuple(
-                RowFailure(row=row, reason=reason, kind=GIVEN_UP) for row in self._numbers(job, ref)
-            )
+            reason, left = f"{reason} ({error.message})", self._stands.numbers(job, ref, cut=True)
+            failures = tuple(RowFailure(row=row, reason=reason, kind=GIVEN_UP) for row in left)
+        rows = len(self._stands.numbers(job, ref))
         return self._records.put_outcome(
             Outcome(
                 job_id=job.id,
                 batch=ref.batch,
-                rows=len(failures),
+                rows=rows,
                 succeeded=0,
+                moved=rows - len(failures),
                 failures=failures,
                 finished_at=time.time(),
             )
@@ -247,21 +254,23 @@ class Pipeline:
         """
         with self._deciding(ref):
             if not self._records.store.exists(shard_path(job.shard_of(ref.batch))):
-                numbers = self._numbers(job, ref)
-                if len(numbers) < 2:
+                numbers, before = self._stands.numbers(job, ref), self._stands.move(ref)
+                if len(numbers) < 2 or (before is not None and before.rows < len(numbers)):
                     return self.fail(job, ref, reason)
-                move = self._moves.add(job, ref.batch, numbers, in_halves(len(numbers)))
+                try:
+                    move = self._moves.add(job, ref.batch, numbers, in_halves(len(numbers)))
+                except Conflict as error:  # there may be no more batches
+                    return self.fail(job, ref, f"{reason} ({error})")
                 log.warning("its halves are tried apart, as batches %d to %d", move.first, move.end - 1)
                 return self._put_moved(ref, len(numbers))
-        return self.run(ref)
+        try:
+            return self.run(ref)
+        except ShardError as error:
+            return self.fail(job, ref, f"{reason} (its shard can't be used: {error})")
 
     def _deciding(self, ref: BatchRef) -> AbstractContextManager[None]:
         """Held to seal a batch's shard or to move its rows: it is the one or the other."""
         return self._records.store.lock(f"jobs/{ref.job_id}/locks/{ref.batch % LOCKS}.lock")
-
-    def _move(self, ref: BatchRef) -> Move | None:
-        """Where a batch's rows went: all of them into halves, or those that its shard had no room for."""
-        return next((move for move in self._moves.of(ref.job_id) if move.of == ref.batch), None)
 
     def _put_moved(self, ref: BatchRef, rows: int) -> Outcome:
         return self._records.put_outcome(
@@ -275,20 +284,6 @@ class Pipeline:
             )
         )
 
-    def _numbers(self, job: JobRecord, ref: BatchRef) -> Sequence[int]:
-        """Row numbers of a batch, rising."""
-        if ref.batch < job.batches:
-            return job.rows_of(ref.batch)
-        return self._moves.batch(job.id, ref.batch)
-
-    def _rows(self, job: JobRecord, ref: BatchRef) -> Iterator[Numbered]:
-        """A batch's rows, each with the id that it has in its dataset."""
-        size = job.options.batch_size
-        for home, numbers in groupby(self._numbers(job, ref), lambda row: row // size):
-            wanted, place = set(numbers), BatchRef(job_id=job.id, batch=home)
-            lines = number_rows(self._records.row_lines(place), first_row=home * size, job_id=job.id)
-            yield from (row for row in lines if row.row in wanted)
-
 
 def _check_engine(failures: dict[int, RowFailure], rows: Sequence[int]) -> None:
     """Raise `EngineFailing` when the engine captured not one of several rows: that is hardly the rows' fault.
@@ -298,6 +293,15 @@ def _check_engine(failures: dict[int, RowFailure], rows: Sequence[int]) -> None:
     lost = [failure for failure in failures.values() if failure.kind == error_code(CaptureFailed(""))]
     if 1 < len(lost) == len(rows):
         raise EngineFailing(f"none of {len(lost)} rows was captured: {lost[0].reason}")
+
+
+def _take(sealed: set[str], name: str) -> bool:
+    """Take an id out of those sealed; False for a second row of the same id, which made no sample."""
+    try:
+        sealed.remove(name)
+    except KeyError:
+        return False
+    return True
 
 
 def _failure(row: Numbered, reason: str, kind: str, *, skipped: bool = False) -> RowFailure:

@@ -33,6 +33,7 @@ from taphouse.wire import JobOptions, RowFailure
 from taphouse_extractor.errors import NotFound
 
 __all__ = [
+    "DELETING",
     "MAX_BATCHES",
     "OFFSET",
     "SEGMENT",
@@ -49,6 +50,8 @@ __all__ = [
 
 MAX_BATCHES = 10**6
 SEGMENT = 1000
+DELETING = "jobs/deleting"
+"""Lock held while samples or shards are deleted, and to take up a job again that was at its end."""
 OFFSET = struct.Struct("<Q")
 JOB_ID = re.compile(r"j[0-9]{14}-[0-9a-f]{8}")
 

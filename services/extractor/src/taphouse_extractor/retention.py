@@ -21,8 +21,7 @@ from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.wire import Pruned, PruneRequest
 from taphouse.wire import Retention as View
 from taphouse_extractor.consumers import named, registered
-from taphouse_extractor.records import BatchRef, Records
-from taphouse_extractor.samples import LOCK
+from taphouse_extractor.records import DELETING, BatchRef, Records
 
 __all__ = ["Retention", "RetentionPolicy"]
 
@@ -79,7 +78,7 @@ class Retention:
         limit = self._acknowledged(without_consumers=by_age)
         before = self._clock() - self._policy.age_s if by_age else None
         why = f"older than {self._policy.age_s:g} s" if by_age else "consumed"
-        with self._records.store.lock(LOCK, wait=False):
+        with self._records.store.lock(DELETING, wait=False):
             return self._prune(limit, before, f"deleted by retention: {why}")
 
     def shown(self) -> View | None:
@@ -95,7 +94,7 @@ class Retention:
 
     def prune(self, request: PruneRequest) -> Pruned:
         """Prune what is asked for; waits for another's pruning."""
-        with self._records.store.lock(LOCK):
+        with self._records.store.lock(DELETING):
             limit = _Limit(self._ledger.head(), None) if request.force else self._acknowledged()
             before = None if request.older_than_s is None else self._clock() - request.older_than_s
             why = "pruned, by force" if request.force else "pruned once consumed"

@@ -8,10 +8,12 @@ import numpy as np
 
 from taphouse.wire import RowFailure
 from taphouse_extractor.errors import Conflict
-from taphouse_extractor.moves import Move, Moves, Retried, in_batches
-from taphouse_extractor.records import BatchRef, JobRecord, Records
+from taphouse_extractor.moves import Move, Moves, Retried
+from taphouse_extractor.records import DELETING, BatchRef, JobRecord, Records
 
-__all__ = ["Retries"]
+__all__ = ["Retries", "in_batches"]
+
+_FAILED = np.dtype([("row", np.uint32), ("id", np.int64)])
 
 
 class Retries:
@@ -30,13 +32,37 @@ class Retries:
                     yield failure
 
     def retry(self, job: JobRecord) -> Move:
-        """Move the rows that failed, not those that were skipped, into new batches.
+        """Move the rows that failed, not those that were skipped, into new batches; waits for deletions.
 
-        Raises `Conflict` when there are none.
+        Raises `Conflict` when there are none, and for a job that was cancelled just before it was complete.
         """
-        with self._records.store.lock(f"jobs/{job.id}/retry.lock"):
-            tried = (failure.row for failure in self.failures(job.id) if not failure.skipped)
-            failed = np.sort(np.fromiter(tried, np.uint32))
+        store = self._records.store
+        with store.lock(DELETING), store.lock(f"jobs/{job.id}/retry.lock"):
+            if self._records.cancelled(job.id):
+                raise Conflict(f"job {job.id} was cancelled: enqueue its rows anew", param="job_id")
+            failed = np.fromiter(self._failed(job.id), _FAILED)
+            failed.sort(order="row")
             if not len(failed):
                 raise Conflict(f"none of job {job.id}'s rows has failed", param="job_id")
-            return self._moves.add(job, None, failed, in_batches(len(failed), job.options.batch_size))
+            ends = in_batches(failed["id"].tolist(), job.options.batch_size)
+            return self._moves.add(job, None, failed["row"], ends)
+
+    def _failed(self, job_id: str) -> Iterator[tuple[int, int]]:
+        """Numbers of the rows that failed, each with a hash of its sample's id; of no id, one of its own."""
+        for failure in self.failures(job_id):
+            if not failure.skipped:
+                yield failure.row, hash(failure.row if failure.id is None else failure.id)
+
+
+def in_batches(ids: list[int], size: int) -> list[int]:
+    """Where batches of at most `size` rows end, so that no two rows of one have the same id.
+
+    Ids are distinct within a batch of the dataset only, and a shard holds each once.
+    """
+    ends, begin, taken = list[int](), 0, set[int]()
+    for at, found in enumerate(ids):
+        if found in taken or at - begin == size:
+            ends.append(at)
+            begin, taken = at, set()
+        taken.add(found)
+    return [*ends, len(ids)]

@@ -24,13 +24,12 @@ from taphouse.shards import ShardFacts, ShardWriter, open_shard, shard_path
 from taphouse.wire import FoundSample, SampleQuery, SamplesDeleted, SamplesFound
 from taphouse_extractor.errors import Conflict
 from taphouse_extractor.moves import Moves
-from taphouse_extractor.records import BatchRef, JobRecord, Records
+from taphouse_extractor.records import DELETING, BatchRef, JobRecord, Records
 from taphouse_extractor.rows import number_rows
 
 __all__ = ["Samples"]
 
 SHOWN = 1000
-LOCK = "jobs/deleting"
 DELETED = "samples were deleted"
 
 
@@ -72,7 +71,7 @@ class Samples:
 
     def delete(self, query: SampleQuery) -> SamplesDeleted:
         """Delete them; raises `Conflict`, before anything is done, while a job of theirs may run."""
-        with self._records.store.lock(LOCK):
+        with self._records.store.lock(DELETING):
             jobs = [job for job in self._jobs(query) if any(True for _ in self._matches(job, query))]
             for job in jobs:
                 if not self._settled(job.id):
