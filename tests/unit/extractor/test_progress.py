@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import sys
+import threading
 import time
+from typing import Any
 
 import pytest
 from tests.unit.extractor.conftest import Bench
 
 from taphouse.errors import NotInStore
-from taphouse_extractor.progress import Progress
+from taphouse_extractor.overview import describe
+from taphouse_extractor.progress import JobProgress, Progress
 from taphouse_extractor.recent import Recent, rate
 from taphouse_extractor.records import SEGMENT, BatchRef, Outcome, Records
+from taphouse_extractor.retries import Retries
+from taphouse_extractor.standing import Live
 
 
 def test_counts_are_kept_across_looks_and_by_a_second_reader(bench: Bench) -> None:
@@ -76,6 +82,66 @@ def test_rates_are_over_the_window_or_the_time_there_was() -> None:
     for one in recent:
         one.forget(1296.0)
     assert not any(recent)
+
+
+def test_what_was_finished_under_a_clock_that_was_set_back_since_counts_no_more() -> None:
+    recent = Recent()
+    recent.add(Outcome(job_id="j", batch=0, rows=1, succeeded=1, finished_at=9e6), now=9e6)
+    recent.forget(1000.0)
+    recent.add(Outcome(job_id="j", batch=1, rows=1, succeeded=1, finished_at=9e6), now=1000.0)
+    assert not recent
+
+
+def test_rates_are_told_while_another_thread_counts() -> None:
+    recent, stop, wrong = Recent(), threading.Event(), list[BaseException]()
+
+    def look() -> None:
+        while not stop.is_set():
+            try:
+                rate([recent], 300.0, since=0.0, now=2000.0)
+            except RuntimeError as error:
+                wrong.append(error)
+                return
+
+    before, reader = sys.getswitchinterval(), threading.Thread(target=look)
+    sys.setswitchinterval(1e-6)
+    try:
+        reader.start()
+        for n in range(3000):
+            recent.add(Outcome(job_id="j", batch=n, rows=1, succeeded=1, finished_at=1e3 + n), now=1e3 + n)
+            recent.forget(1e3 + n)
+    finally:
+        stop.set()
+        reader.join()
+        sys.setswitchinterval(before)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("what", ["halved", "retried"])
+def test_nobody_sees_a_job_at_its_end_before_its_moves_are_known(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A move and the outcomes after it, all made between a look at the moves and one at the outcomes."""
+    job = bench.job([{"prompt": "REFUSE"}, {"prompt": "p"}], batch_size=2)
+    assert bench.overview.job(job.id).state.value == "queued"
+    if what == "halved":
+        bench.pipeline.give_up(job, BatchRef(job_id=job.id, batch=0), "it crashed")
+    else:
+        bench.run_all(job)
+        bench.tap.refusing = False
+        Retries(bench.records).retry(job)
+        bench.pipeline.run(BatchRef(job_id=job.id, batch=1))
+    seen, count = list[tuple[str, int]](), JobProgress.count
+
+    def counted(found: JobProgress, *given: Any) -> None:
+        count(found, *given)
+        shown = describe(found, Live())
+        seen.append((shown.state.value, shown.succeeded + shown.failed))
+
+    monkeypatch.setattr(JobProgress, "count", counted)
+    monkeypatch.setattr(bench.progress, "_look_for_moves", lambda: None)
+    bench.progress.refresh_one(job.id)
+    assert seen == ([("running", 0)] if what == "halved" else [("done", 2)] * 2)
 
 
 def test_a_look_costs_what_is_new(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

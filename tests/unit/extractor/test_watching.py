@@ -225,6 +225,21 @@ def test_a_gap_is_kept_where_nothing_could_be_seen() -> None:
     assert pulse.history().points == []
 
 
+def test_what_nobody_expected_and_a_clock_that_is_set_back_do_not_end_the_history(bench: Bench) -> None:
+    at = [1000.0]
+
+    def status() -> QueueStatus:
+        if not at[0]:
+            raise RuntimeError("nobody expected this")
+        return bench.overview.queue(None).model_copy(update={"updated_at": at[0]})
+
+    pulse = Pulse(status, list, clock=lambda: float(next(ticks)))
+    ticks = iter(range(100))
+    for at[0] in (1000.0, 1010.0, 0.0, 990.0, 1005.0):
+        pulse.keep()
+    assert [point.at for point in pulse.history().points] == [990.0, 1005.0]
+
+
 def test_a_point_says_whose_latency_it_is(bench: Bench) -> None:
     base = bench.overview.queue(None)
     governor = Governor(

@@ -107,20 +107,27 @@ class JobProgress:
 
     def move(self, move: Move, rows: Callable[[], Rows]) -> None:
         """Rows that had failed are tried again; which ones is asked only where that shows."""
+        retried = move.of is None
+        again = set(rows().tolist()) if retried and self.failures else set[int]()
         self.moves.append(move)
-        if move.of is None:
+        if retried:
             self.failed -= move.rows
-            if self.failures:
-                again = set(rows().tolist())
-                self.failures = [f for f in self.failures if f.skipped or f.row not in again]
+            self.failures = [f for f in self.failures if f.skipped or f.row not in again]
         self.changes += 1
 
+    def knows_of(self, outcome: Outcome) -> bool:
+        """Whether the moves before an outcome are known: what made its batch, and where its rows went."""
+        made = outcome.batch < self.batches
+        return made and (not outcome.moved or any(move.of == outcome.batch for move in reversed(self.moves)))
+
     def count(self, outcome: Outcome, now: float, retried: Callable[[int, int], bool]) -> None:
-        """Add one batch's outcome. `retried`: whether a row that failed in a batch is tried again since."""
+        """Add one batch's outcome. `retried`: whether a row that failed in a batch is tried again since.
+
+        It is finished at last: who looks meanwhile sees no job at its end whose rows are not all counted.
+        """
         room = max(0, KEEP_FAILURES - len(self.failures))
         stands = list(islice((f for f in outcome.failures if not retried(f.row, outcome.batch)), room))
         skipped = sum(failure.skipped for failure in outcome.failures)
-        self.finished.add(outcome.batch)
         self.succeeded += outcome.succeeded
         self.skipped += skipped
         self.failed += len(outcome.failures) - skipped
@@ -132,6 +139,7 @@ class JobProgress:
         self.finished_at = max(self.finished_at or 0.0, outcome.finished_at)
         self.failures += stands
         self.recent.add(outcome, now)
+        self.finished.add(outcome.batch)
         self.changes += 1
 
 
@@ -258,16 +266,16 @@ class Progress:
         files = self._open.get(job_id)
         if files is None:
             return
-        moved, retried = 0, Retried(self._moves, job_id, job.moves)
+        retried = Retried(self._moves, job_id, job.moves)
         for batch in files.batches(job.finished):
             outcome = self._records.outcome(BatchRef(job_id=job_id, batch=batch))
             if outcome is None:
                 raise StoreError(f"the outcome of batch {batch} of job {job_id} went away")
+            if not job.knows_of(outcome):  # moves are written first: without them the job might look done
+                self._read_moves(job)
+                retried = Retried(self._moves, job_id, job.moves)
             job.count(outcome, now, retried)
             self.tally.add(outcome)
-            moved += outcome.moved
-        if moved:  # the move was there before: such a batch is not the job's last
-            self._read_moves(job)
         if job.complete or _long_ago(job.cancelled_at, now):
             del self._open[job_id]
 

@@ -69,6 +69,11 @@ class Pulse:
         except (TaphouseError, OSError) as error:
             log.debug("no point of history: %s", error)
             return
+        except Exception:
+            log.exception("no point of history: unexpected")
+            return
+        while self._points and self._points[-1].at > point.at:  # the clock was set back
+            self._points.pop()
         if not self._points or self._points[-1].at < point.at:
             self._points.append(point)
 

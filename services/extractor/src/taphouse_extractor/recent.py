@@ -45,21 +45,21 @@ class Recent:
         return bool(self._seconds)
 
     def add(self, outcome: Outcome, now: float) -> None:
-        """Count an outcome, unless it is older than what is kept."""
-        if outcome.finished_at > now - KEPT_S:
+        """Count an outcome, unless its time is not near."""
+        if abs(outcome.finished_at - now) < KEPT_S:
             sums = self._seconds.setdefault(math.floor(outcome.finished_at), Sums())
             o = outcome
             sums.add(Sums(1, o.rows - o.moved, o.succeeded, o.tokens, o.bytes, o.raw_bytes))
 
     def forget(self, now: float) -> None:
-        """Let go of what is older than `KEPT_S`."""
-        old = [second for second in self._seconds if second <= now - KEPT_S]
+        """Let go of what is older than `KEPT_S`, or so far ahead: the clock was set back since."""
+        old = [second for second in self._seconds if abs(second - now) >= KEPT_S]
         for second in old:
             del self._seconds[second]
 
     def add_to(self, sums: Sums, after: float) -> None:
         """Add what was finished after a time, to the second."""
-        for second, found in self._seconds.items():
+        for second, found in list(self._seconds.items()):  # another thread may count meanwhile
             if second > after:
                 sums.add(found)
 
