@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from tests.unit.extractor.conftest import Bench
 
+from taphouse.ledger import LedgerEntry
 from taphouse.store import put_json
 from taphouse_extractor import backlog as backlog_module
 from taphouse_extractor.backlog import Backlog
@@ -83,3 +86,32 @@ def test_a_long_ledger_is_counted_piece_by_piece(bench: Bench, monkeypatch: pyte
 def test_a_record_that_can_not_be_read_pauses(bench: Bench) -> None:
     bench.store.put("consumers/t.json", b"not json")
     assert "t.json" in (backlog(bench, 1).problem() or "")
+
+
+def test_threads_that_look_at_once_count_nothing_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One reads how far the ledger is; before it counts, another counts what landed since."""
+    sealed(bench, 3)
+    bound, head, entry = backlog(bench, 0), bench.ledger.head, bench.ledger.entry
+    assert bound.look().shards == 3
+    landing = bench.job([{"prompt": "p"}])
+    other, read, begun = threading.Thread(target=bound.look), list[int](), list[bool]()
+
+    def heads() -> int:
+        found = head()
+        if not begun:
+            begun.append(True)
+            bench.run_all(landing)
+            other.start()
+            other.join(0.3)
+        return found
+
+    def entries(seq: int) -> LedgerEntry | None:
+        read.append(seq)
+        return entry(seq)
+
+    monkeypatch.setattr(bench.ledger, "head", heads)
+    monkeypatch.setattr(bench.ledger, "entry", entries)
+    bound.look()
+    other.join(10)
+    assert [seq for seq in read if seq <= 3] == []
+    assert bound.look().shards == 4

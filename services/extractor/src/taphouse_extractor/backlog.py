@@ -61,17 +61,16 @@ class Backlog:
 
     def look(self, at_most: int | None = None) -> Unconsumed:
         """Count what landed, `at_most` entries of it. Raises `StoreError`s and the ledger's errors."""
-        return self._look(registered(self._store), COUNTED_AT_ONCE if at_most is None else at_most)
+        return self._look(COUNTED_AT_ONCE if at_most is None else at_most)[0]
 
     def problem(self) -> str | None:
         """Why nothing may be fed now, or None. Raises the ledger's errors."""
         if not self._max_bytes:
             return None
         try:
-            consumers = registered(self._store)
+            found, consumers = self._look(COUNTED_AT_ONCE)
         except StoreError as error:
             return f"how far consumers are can't be read: {error.message}"
-        found = self._look(consumers, COUNTED_AT_ONCE)
         if not found.counted:
             return f"unconsumed shards are being counted: {found.shards} so far"
         if not self._over(found.shards, found.bytes):
@@ -85,11 +84,12 @@ class Backlog:
     def _over(self, shards: int, size: int) -> bool:
         return bool(self._max_bytes) and shards > 1 and size >= self._max_bytes
 
-    def _look(self, consumers: list[Consumer], at_most: int) -> Unconsumed:
-        head = self._ledger.head()
-        low = min((consumer.cursor or 0 for consumer in consumers), default=0)
-        slowest = sorted(consumer.name for consumer in consumers if (consumer.cursor or 0) == low)
-        with self._lock:
+    def _look(self, at_most: int) -> tuple[Unconsumed, list[Consumer]]:
+        """The count, and the consumers by which it was made."""
+        with self._lock:  # what is read outside may be older than what was counted: it would be counted anew
+            consumers, head = registered(self._store), self._ledger.head()
+            low = min((consumer.cursor or 0 for consumer in consumers), default=0)
+            slowest = sorted(consumer.name for consumer in consumers if (consumer.cursor or 0) == low)
             self._count(min(low, head), head, at_most)
             age = self._clock() - self._counted_at
             if self._shards and age >= (
@@ -101,7 +101,7 @@ class Backlog:
             counted = self._low + len(self._sizes) >= head
             self._recounting = self._recounting and not counted
             if self._recounting and self._shown is not None:
-                return self._shown  # what was counted in full before
+                return self._shown, consumers  # what was counted in full before
             self._shown = Unconsumed(
                 shards=self._shards,
                 bytes=self._bytes,
@@ -109,7 +109,7 @@ class Backlog:
                 slowest=slowest,
                 counted=counted,
             )
-            return self._shown
+            return self._shown, consumers
 
     def _forget(self, low: int) -> None:
         self._low, self._bytes, self._shards, self._counted_at = low, 0, 0, self._clock()
