@@ -113,6 +113,7 @@ def test_a_path_that_is_not_plain_is_refused_by_every_method(path: str, tmp_path
         lambda: store.exists(path),
         lambda: store.list(path),
         lambda: store.delete(path),
+        lambda: store.drop(path),
         lambda: store.lock(path).__enter__(),
         lambda: store.local_path(path),
     ]
@@ -244,6 +245,17 @@ def test_temporaries_of_killed_writers_are_swept(tmp_path: Path) -> None:
     assert store.list("jobs") == ["a"]
     assert store.sweep_temporaries() == 1
     assert everything(tmp_path) == ["jobs/.tmp-2-alive", "jobs/a"]
+
+
+def test_a_directory_is_dropped_with_what_killed_writers_left_and_nothing_else(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/b/c", b"")
+    (tmp_path / "a/b/.tmp-1").write_bytes(b"half")
+    assert not store.drop("a") and not store.drop("a/b") and not store.drop("none")
+    assert everything(tmp_path) == ["a/b/.tmp-1", "a/b/c"]
+    store.delete("a/b/c")
+    assert store.drop("a/b") and store.drop("a")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_json_lies_in_one_form(tmp_path: Path) -> None:

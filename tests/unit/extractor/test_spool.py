@@ -17,6 +17,7 @@ from taphouse.store import LocalStore
 from taphouse.wire import JobOptions
 from taphouse_extractor import spool as spool_module
 from taphouse_extractor.errors import InvalidRequest, NotFound, TooLarge
+from taphouse_extractor.progress import Progress
 from taphouse_extractor.records import BatchRef, Records
 from taphouse_extractor.spool import Limits, Spool, open_dataset, spool_file
 from taphouse_extractor.spooling import drop_abandoned
@@ -95,7 +96,7 @@ def test_a_dataset_over_a_limit_or_no_dataset_is_refused_by_line(
     taking.abort()
     with pytest.raises(NotFound):
         records.job(taking.job.id)
-    assert list((records.store.local_path("jobs") / taking.job.id).iterdir()) == []
+    assert list(records.store.local_path("jobs").iterdir()) == []
 
 
 def test_a_line_is_refused_before_it_is_whole(records: Records) -> None:
@@ -178,6 +179,19 @@ def test_the_same_job_id_twice_is_two_jobs(records: Records, monkeypatch: pytest
     assert kept == ["first", "second", "third"]
 
 
+def test_of_a_dataset_that_was_refused_nothing_is_left(records: Records) -> None:
+    """However many are refused, neither the store nor a look at the jobs grows."""
+    progress = Progress(records)
+    for _ in range(3):
+        taking = spool(records)
+        taking.feed(b'{"prompt":"0"}\n')
+        assert [job.record.id for job in progress.refresh()] == [taking.job.id]
+        records.cancel(taking.job.id)
+        taking.abort()
+    assert progress.refresh() == [] and not progress._open
+    assert list(records.store.local_path("jobs").iterdir()) == []
+
+
 def test_a_spooling_that_a_feeder_dropped_makes_no_job(records: Records) -> None:
     taking = spool(records, batch_size=1)
     taking.feed(b'{"prompt":"0"}\n{"prompt":"1"}\n')
@@ -246,9 +260,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert not records.job(job_id).spooled
     assert records.store.list(f"jobs/{job_id}") == ["job.json", "spooling.lock"]
     assert drop_abandoned(records, job_id)
-    assert records.store.list(f"jobs/{job_id}") == [] and records.job_ids() == [job_id]
     assert not drop_abandoned(records, job_id)
-    assert records.store.sweep_temporaries(older_than_s=-1) == 2
+    assert list((tmp_path / "jobs").iterdir()) == []
 
 
 def test_a_directory_that_becomes_a_link_while_it_is_opened_is_not_entered(

@@ -122,6 +122,23 @@ class LocalStore:
                 return False
         return True
 
+    def drop(self, directory: str) -> bool:
+        """See `Store.drop`."""
+        place = self.local_path(directory)
+        with os_errors(directory):
+            try:
+                left = list(place.iterdir())
+                if not all(path.name.startswith(TEMPORARY_PREFIX) for path in left):
+                    return False
+                for path in left:
+                    path.unlink(missing_ok=True)
+                place.rmdir()
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                    return False
+                raise
+        return True
+
     @contextlib.contextmanager
     def lock(self, path: str, *, wait: bool = True) -> Iterator[None]:
         """See `Store.lock`. Threads of one process exclude each other too."""

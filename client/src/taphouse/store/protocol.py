@@ -81,6 +81,9 @@ class Store(Protocol):
     def delete(self, path: str) -> bool:
         """Remove an object. False when there was none."""
 
+    def drop(self, directory: str) -> bool:
+        """Remove a directory that holds nothing but what killed writers left. False without one."""
+
     def lock(self, path: str, *, wait: bool = True) -> AbstractContextManager[None]:
         """Hold a lock of this name; freed when its holder dies, however it dies.
 

@@ -184,7 +184,7 @@ class Records:
 
     def drop_unspooled(self, job_id: str) -> None:
         """Remove what a spooling that never ended left behind."""
-        for path in (f"jobs/{job_id}/job.json", *self.rows_paths(job_id)):
+        for path in (f"jobs/{job_id}/job.json", *self.rows_paths(job_id), f"jobs/{job_id}/cancelled"):
             self.store.delete(path)
 
     def rows_paths(self, job_id: str) -> tuple[str, str]:

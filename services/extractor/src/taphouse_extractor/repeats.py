@@ -19,6 +19,7 @@ from taphouse.errors import StoreBusy
 from taphouse.store import put_json, put_json_new, read_json
 from taphouse_extractor.errors import Conflict, InvalidRequest, NotFound
 from taphouse_extractor.records import JobRecord, Records
+from taphouse_extractor.spooling import end_spooling
 
 __all__ = ["Repeated", "Repeats"]
 
@@ -76,6 +77,7 @@ class Repeats:
             return
         if before is not None:  # whoever made it died, or it would hold the lock
             self._records.drop_unspooled(before.id)
+            end_spooling(self._records, before.id)
         put_json(self._records.store, self._key, claim)
         self._mine = True
 

@@ -17,18 +17,21 @@ def spooling(records: Records, job_id: str) -> AbstractContextManager[None]:
 
 
 def end_spooling(records: Records, job_id: str) -> None:
-    """Whoever holds it is about to let go for good."""
+    """Whoever holds it is about to let go for good. Of a job that was dropped nothing is left."""
     records.store.delete(_path(job_id))
+    records.store.drop(f"jobs/{job_id}")
 
 
 def drop_abandoned(records: Records, job_id: str) -> bool:
     """Remove a job whose spooling ended unfinished; False when it goes on, or came to its end."""
     try:
         with spooling(records, job_id):
-            unfinished = not records.job(job_id).spooled
-            if unfinished:
-                records.drop_unspooled(job_id)
-            end_spooling(records, job_id)
+            try:
+                unfinished = not records.job(job_id).spooled
+                if unfinished:
+                    records.drop_unspooled(job_id)
+            finally:
+                end_spooling(records, job_id)
             return unfinished
     except (StoreBusy, NotFound):
         return False
