@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tests.unit.extractor.conftest import Bench
 
-from taphouse.errors import NotInStore
+from taphouse.errors import NotInStore, StoreError
+from taphouse.store import put_json
 from taphouse_extractor.overview import describe
 from taphouse_extractor.progress import JobProgress, Progress
 from taphouse_extractor.recent import Recent, rate
@@ -36,6 +37,18 @@ def test_one_unreadable_job_does_not_hide_the_others(bench: Bench) -> None:
     bench.store.put("jobs/notes.txt", b"not a job")
     assert [job.id for job in bench.overview.jobs(10)] == [good.id]
     assert bench.overview.queue(None).rows_left == 1
+
+
+def test_a_job_of_an_earlier_version_is_left_alone(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """Its outcomes lie elsewhere: read as ours, its batches would be run again."""
+    old, new = bench.job([{"prompt": "a"}]), bench.job([{"prompt": "b"}])
+    bench.store.put(f"jobs/{old.id}/outcomes/000000.json", b"{}")
+    put_json(bench.store, f"jobs/{old.id}/job.json", {**old.model_dump(mode="json"), "version": 1})
+    assert [job.record.id for job in bench.progress.refresh()] == [new.id]
+    assert "not a record of this version" in caplog.text
+    with pytest.raises(StoreError, match="not a record of this version"):
+        bench.pipeline.run(BatchRef(job_id=old.id, batch=0))
+    assert bench.ledger.head() == 0
 
 
 def test_a_job_that_was_deleted_is_forgotten(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -84,6 +85,14 @@ def test_a_batch_without_an_outcome_keeps_its_shard_even_by_force(bench: Bench) 
     assert there(bench) == [1]
     bench.pipeline.run(BatchRef(job_id=job, batch=0))
     assert keeper.prune(PruneRequest(force=True)).shards == 1
+    assert there(bench) == []
+
+
+def test_shards_of_a_job_that_was_removed_go(bench: Bench) -> None:
+    sealed(bench, 2)
+    consumer(bench, 2, acknowledged=2)
+    shutil.rmtree(bench.store.local_path("jobs"))
+    assert retention(bench).step().shards == 2
     assert there(bench) == []
 
 

@@ -22,7 +22,7 @@ import secrets
 import struct
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -81,10 +81,11 @@ class BatchRef(_Record):
 class JobRecord(_Record):
     """A job's definition. `rows` is 0 and `spooled` false until all of its rows are in the store.
 
-    `owner` is the name of the token it came with, `tenant` that token's tenant.
+    `owner` is the name of the token it came with, `tenant` that token's tenant. `version` is that of all
+    records of a job: what others wrote is not read as if it were ours.
     """
 
-    version: int = 1
+    version: Literal[2] = 2
     id: str
     name: str | None = None
     options: JobOptions

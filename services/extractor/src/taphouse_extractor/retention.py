@@ -3,7 +3,7 @@
 An entry keeps its number and says that its shard is gone, and only then is the file deleted. A shard stays
 
 - until every registered consumer has acknowledged it (unless forced); without a consumer nothing is consumed,
-- until its batch has an outcome: before, a worker may still look for it,
+- until its batch has an outcome: before, a worker may still look for it (not where its job was removed),
 - while somebody deletes samples.
 """
 
@@ -21,6 +21,7 @@ from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.wire import Pruned, PruneRequest
 from taphouse.wire import Retention as View
 from taphouse_extractor.consumers import named, registered
+from taphouse_extractor.errors import NotFound
 from taphouse_extractor.records import DELETING, BatchRef, Records
 
 __all__ = ["Retention", "RetentionPolicy"]
@@ -135,7 +136,13 @@ class Retention:
     def _settled(self, entry: LedgerEntry) -> bool:
         if entry.job_id is None or entry.batch is None:
             return True
-        return self._records.outcome(BatchRef(job_id=entry.job_id, batch=entry.batch)) is not None
+        if self._records.outcome(BatchRef(job_id=entry.job_id, batch=entry.batch)) is not None:
+            return True
+        try:
+            self._records.job(entry.job_id)
+        except NotFound:  # it was removed: nobody runs a batch of it
+            return True
+        return False
 
     def _take_away(self, entry: LedgerEntry, why: str) -> None:
         """Say so in the ledger, then delete the file; one that a crash left behind is deleted now."""
