@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.unit.extractor.conftest import TOKEN
 from tests.unit.extractor.test_api import Serve
 
-from taphouse.errors import ApiError, BadRequest
+from taphouse.client import Taphouse
+from taphouse.errors import ApiError, BadRequest, TooBusy
 from taphouse.wire import JobOptions
 from taphouse_extractor.errors import Conflict
 from taphouse_extractor.records import BatchRef, JobRecord
@@ -138,3 +141,18 @@ def test_what_a_state_does_not_allow_is_refused_by_name(serve: Serve) -> None:
     with pytest.raises(ApiError, match="no job") as caught:
         list(service.client.failures("j20260101000000-00000000"))
     assert caught.value.status == 404
+
+
+def test_requests_at_once_are_counted_one_by_one(serve: Serve) -> None:
+    service = serve(max_jobs=2)
+
+    def enqueue(number: int) -> str | None:
+        with Taphouse(service.url, token=TOKEN) as client:
+            try:
+                return client.enqueue(lines({"prompt": f"p{number}"})).id
+            except TooBusy:
+                return None
+
+    with ThreadPoolExecutor(12) as pool:
+        made = [job_id for job_id in pool.map(enqueue, range(12)) if job_id is not None]
+    assert sorted(made) == sorted(job.id for job in service.client.jobs()) and len(made) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -87,8 +88,6 @@ async def enqueue(
     try:
         with Repeats(here.records, who.name, key, again=again) as repeats:
             made = await run_in_threadpool(repeats.made_a_job)
-            if not made:
-                await run_in_threadpool(_check_jobs, here, who)
             spool = partial(_spool, here, who, not made)
             if kind == NDJSON:
                 record = await _upload(request, repeats, partial(spool, _parse_options(options), name))
@@ -177,13 +176,19 @@ def _check_action(here: Context, job_id: str, action: Action) -> None:
 
 
 def _spool(here: Context, who: Caller, new: bool, options: JobOptions, name: str | None) -> Spool:
-    """Begin a job; what made a job before is not checked against the engines again."""
+    """Begin a job; what made a job before is not checked against engines and bounds again."""
     longest = here.gate.check(options) if new else None
-    return Spool(here.records, here.limits, options, name, by=who, longest=longest)
+    begin = partial(Spool, here.records, here.limits, options, name, by=who, longest=longest)
+    if not new or not here.max_jobs:
+        return begin()
+    token = hashlib.sha256(who.name.encode()).hexdigest()[:32]
+    with here.store.lock(f"jobs/counting/{token}.lock"):  # many requests at once are counted one by one
+        _check_jobs(here, who)
+        return begin()
 
 
 def _check_jobs(here: Context, who: Caller) -> None:
-    if here.max_jobs and here.overview.unfinished(who.name) >= here.max_jobs:
+    if here.overview.unfinished(who.name) >= here.max_jobs:
         raise TooBusy(
             f"this token has {here.max_jobs} unfinished jobs already: wait for one, or cancel one",
             retry_after=JOBS_RETRY_S,
