@@ -87,8 +87,8 @@ class TextFormatter(_Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record; an exception's traceback follows on lines of its own."""
-        fields = " ".join(f"{name}={value}" for name, value in self._fields(record).items())
-        event = " ".join(record.getMessage().splitlines())
+        fields = " ".join(f"{name}={_shown(value)}" for name, value in self._fields(record).items())
+        event = _shown(" ".join(record.getMessage().splitlines()))
         line = f"{_utc(record.created)} {record.levelname} {record.name}: {event}"
         error = self._error(record)
         return self._hide(line + (f" [{fields}]" if fields else "") + (f"\n{error}" if error else ""))
@@ -124,6 +124,12 @@ def set_up(style: LogFormat, *, secrets: Collection[str] = ()) -> None:
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def _shown(value: object) -> str:
+    """Text for a line: what would end it, or what a terminal obeys, is escaped."""
+    text = str(value)
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _utc(seconds: float) -> str:

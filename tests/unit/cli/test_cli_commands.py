@@ -356,7 +356,7 @@ def test_an_unknown_job_is_refused_in_one_line(cli):
     result = cli("jobs", "job-z")
     assert result.exit_code == 4 and result.stdout == ""
     assert result.stderr.startswith("error: there is no job job-z") and len(result.stderr.splitlines()) == 1
-    assert cli("jobs", "a/../b").exit_code == 4
+    assert cli("jobs", "a/../b").exit_code == 2
 
 
 def test_queue_is_one_look(cli, api):

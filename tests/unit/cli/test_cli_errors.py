@@ -109,6 +109,32 @@ def test_usage_errors_point_at_help(cli, api, args, message):
     assert message in result.stderr and "--help" in result.stderr and api.requests == []
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["enqueue", "DATASET", "--key", "k\nx"],
+        ["enqueue", "DATASET", "--key", "\u00e9"],
+        ["enqueue", "DATASET", "--key", ""],
+        ["enqueue", "DATASET", "--key", " k"],
+        ["enqueue", "DATASET", "--key", "k" * 256],
+        ["jobs", "x" * 5000],
+        ["jobs", "pause", ".."],
+        ["shards", "get", "x" * 300],
+        ["shards", "get", "../../etc/passwd"],
+        ["shards", "prune", "--older-than", "1e308"],
+        ["shards", "prune", "--older-than", "nan"],
+        ["consumers", "forget", "../jobs/x"],
+        ["watch", "--interval", "1e300"],
+    ],
+)
+def test_what_can_not_be_sent_is_a_usage_error(cli, api, tmp_path, args):
+    dataset = tmp_path / "rows.jsonl"
+    dataset.write_text('{"prompt":"x"}\n')
+    result = cli(*(str(dataset) if arg == "DATASET" else arg for arg in args))
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and len(result.stderr) < 400
+    assert "do this: " in result.stderr and api.requests == []
+
+
 def test_an_unexpected_error_has_a_traceback_only_with_debug(cli, api, monkeypatch):
     def burst(*args: object) -> None:
         raise RuntimeError("a bug")

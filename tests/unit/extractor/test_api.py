@@ -20,7 +20,7 @@ from taphouse.client import Taphouse
 from taphouse.errors import ApiError, BadRequest, NotFound, TooBusy, TooLarge, Unauthorized, Unavailable
 from taphouse.shards import Shard, verify_shard
 from taphouse.store import put_json
-from taphouse.wire import JobOptions
+from taphouse.wire import JobOptions, SampleQuery
 
 Serve = Callable[..., Service]
 ROUTES = [
@@ -104,7 +104,7 @@ def test_uploads_over_a_limit_leave_nothing(
     assert service.client.jobs() == []
 
 
-def test_a_body_that_is_cut_leaves_no_job(serve: Serve) -> None:
+def test_a_body_that_is_cut_leaves_no_job(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     service = serve()
     host, port = service.url.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(host, int(port))
@@ -124,6 +124,10 @@ def test_a_body_that_is_cut_leaves_no_job(serve: Serve) -> None:
     while service.client.jobs() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert service.client.jobs() == []
+    assert service.client.find_samples(SampleQuery(ids=["whole"])).rows == 0
+    while 'code="client_left"' not in httpx.get(service.url + "/metrics").text:
+        assert time.monotonic() < deadline
+    assert not [line for line in caplog.records if line.levelname == "ERROR"]
 
 
 @pytest.mark.parametrize(

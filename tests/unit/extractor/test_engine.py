@@ -4,7 +4,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.unit.extractor.conftest import Bench, Service, engine_of, engines_of
 
 from taphouse.samples import Witness
 from taphouse_extractor.engine import Engine, in_order
+from taphouse_extractor.engine_http import MAX_ANSWER_BYTES
 from taphouse_extractor.errors import (
     BadRow,
     CaptureFailed,
@@ -24,6 +25,7 @@ from taphouse_extractor.errors import (
     EngineUnavailable,
     RowRefused,
 )
+from taphouse_extractor.fitting import view_of
 from taphouse_extractor.monitor import EngineMonitor
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.records import BatchRef
@@ -53,6 +55,75 @@ def test_a_capture_is_joined_from_all_ranks_and_released(tap: FakeTap) -> None:
     assert (capture.prompt_len, capture.rows, capture.num_layers, capture.hidden_size) == (5, 7, 4, 8)
     np.testing.assert_array_equal(capture.states, states_of([*b"hello", 97, 98], (1, 2, 4), 8))
     assert tap.slices_left() == []
+
+
+def trickling() -> Iterator[bytes]:
+    for _ in range(100):
+        time.sleep(0.01)
+        yield b" "
+    yield b"{}"
+
+
+def without_end() -> Iterator[bytes]:
+    for _ in range(2 * MAX_ANSWER_BYTES >> 20):
+        yield bytes(1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (lambda: b"[" * 100_000 + b"]" * 100_000, CaptureFailed),
+        (lambda: b'{"a":' * 100_000 + b"1" + b"}" * 100_000, CaptureFailed),
+        (without_end, EngineUnavailable),
+        (trickling, EngineTimeout),
+    ],
+)
+def test_an_answer_that_is_too_much_is_the_engines_fault(
+    tmp_path: Path, content: Callable[[], Any], error: type[Exception]
+) -> None:
+    engine = engine_that(lambda _: httpx.Response(200, content=content()), tmp_path)
+    with pytest.raises(error):
+        engine.status(timeout_s=0.3)
+    refusing = engine_that(lambda _: httpx.Response(503, content=content()), tmp_path)
+    if error is CaptureFailed:
+        with pytest.raises(EngineUnavailable, match="503: no explanation"):
+            refusing.status()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"in_flight": {"claims": -(10**6)}},
+        {"layers": [10**4000]},
+        {"layers": [-1]},
+        {"max_model_len": -5},
+        {"num_layers": 2**60},
+        {"fingerprint_id": "x" * 10**6},
+        {"dtype": ["float32"]},
+    ],
+)
+def test_a_status_that_can_not_be_is_an_engine_that_is_off(said: dict[str, Any]) -> None:
+    view = view_of("http://engine", {"capture": "on", **said})
+    assert view.capture == "off" and view.detail is not None
+    assert view.detail.startswith("its status is none of this version") and len(view.detail) < 500
+
+
+def test_the_words_of_an_engine_are_cut() -> None:
+    view = view_of("http://engine", {"capture": "off", "reason": "x" * 10**6})
+    assert view.detail is not None and len(view.detail) == 500
+
+
+def test_a_monitor_outlives_whatever_an_engine_says(tmp_path: Path) -> None:
+    stop, asked = threading.Event(), []
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        asked.append(1)
+        if len(asked) > 2:
+            stop.set()
+        raise LookupError("nobody thought of this")
+
+    EngineMonitor(engine_that(answer, tmp_path)).run(stop, 0.0)
+    assert len(asked) == 3
 
 
 def test_a_full_engine_is_waited_for(tap: FakeTap) -> None:

@@ -130,6 +130,8 @@ def _code(error: Exception) -> ExitCode:
     """The table from the client's errors to exit codes."""
     from taphouse import errors
 
+    if isinstance(error, errors.ApiError) and not error.status:  # refused here: nothing was sent
+        return ExitCode.USAGE
     table: tuple[tuple[type[Exception] | tuple[type[Exception], ...], ExitCode], ...] = (
         ((errors.Unreachable, errors.TooBusy, errors.Unavailable), ExitCode.UNAVAILABLE),
         (errors.ApiError, ExitCode.REFUSED),
@@ -160,6 +162,7 @@ def _advice(error: Exception) -> str | None:
 
 
 _WHERE = {
+    "consumer": "see who there is with `taphouse consumers`",
     "job_id": "see what there is with `taphouse jobs`",
     "name": "see what there is with `taphouse shards`",
 }

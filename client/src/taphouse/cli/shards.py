@@ -100,8 +100,12 @@ def get(
 
 
 def _targets(names: list[str], out: Path) -> dict[str, Path]:
-    """Where each shard goes, by its whole name."""
+    """Where each shard goes, by its whole name; raises `BadRequest` for what names none."""
+    from taphouse.client.bodies import segment
+
     shards = [name if name.endswith(SUFFIX) else name + SUFFIX for name in names]
+    for shard in shards:
+        segment(shard)
     if out.is_dir() or (out.suffix != SUFFIX and not out.exists()):
         return {shard: out / shard for shard in shards}
     if len(set(shards)) > 1:
@@ -124,7 +128,9 @@ def prune(
     session: Session,
     older_than: Annotated[
         float | None,
-        typer.Option(min=0, metavar="HOURS", help="Only those sealed so long ago.", show_default=False),
+        typer.Option(
+            min=0, max=1e9, metavar="HOURS", help="Only those sealed so long ago.", show_default=False
+        ),
     ] = None,
     *,
     force: Annotated[bool, typer.Option("--force", help="Also what consumers still need.")] = False,

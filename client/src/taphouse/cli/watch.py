@@ -23,7 +23,7 @@ JOBS_ASKED = 20
 def watch(
     session: Session,
     *,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 2.0,
+    interval: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds between updates.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="One update, then exit.")] = False,
 ) -> None:
     """Watch queue depth, throughput, ETA, shards, trainer, governor and production's latency, live.

@@ -23,6 +23,8 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 1 << 18
+KEY_LENGTH = 255
+NAME_LENGTH = 200
 Progress = Callable[[int], None]
 Source = Path | BinaryIO | Iterable[bytes]
 
@@ -58,12 +60,18 @@ def repeated(again: bool) -> dict[str, str]:
 
 
 def keyed(key: str | None) -> dict[str, str]:
-    """Make the header of an idempotency key."""
-    return {} if key is None else {"Idempotency-Key": key}
+    """Make the header of an idempotency key; raises `BadRequest` for one that a header can't carry."""
+    if key is None:
+        return {}
+    if not (0 < len(key) <= KEY_LENGTH and key.isascii() and key.isprintable() and key == key.strip()):
+        raise BadRequest(
+            f"a key is 1 to {KEY_LENGTH} printable ASCII characters, without blanks at its ends", status=0
+        )
+    return {"Idempotency-Key": key}
 
 
 def segment(value: str) -> str:
     """One path segment: a name can't lead to another route."""
-    if not value or any(c in value for c in "/?#%") or value in (".", ".."):
-        raise BadRequest(f"{value!r} is not a name", status=0)
+    if not 0 < len(value) <= NAME_LENGTH or any(c in value for c in "/?#%") or value in (".", ".."):
+        raise BadRequest(f"{value!r:.80} is not a name", status=0)
     return value

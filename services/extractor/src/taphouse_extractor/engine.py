@@ -8,7 +8,6 @@ that the slice contract gives them.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -35,23 +34,14 @@ from taphouse.slices import (
     release,
     start_id_of,
 )
-from taphouse_extractor.errors import (
-    BadRow,
-    CaptureFailed,
-    EngineError,
-    EngineTimeout,
-    EngineUnavailable,
-    RowRefused,
-)
+from taphouse_extractor.engine_http import ask, encode_body, error_of, explain, json_of
+from taphouse_extractor.errors import CaptureFailed, EngineUnavailable
 from taphouse_extractor.rows import describe
 
 __all__ = ["Capture", "Engine", "in_order", "meta_of"]
 
 CAPTURE_WAITS_S = (0.5, 2.0)
 """A capture that failed is tried again after each of these."""
-
-RETRY_AFTER_CAP_S = 60.0
-"""The longest wait that an engine's Retry-After is believed."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -107,9 +97,10 @@ class Engine:
         self.slice_dir = slice_dir
         self._patience_s = patience_s
         self._sleep = sleep
+        self._timeout_s = timeout_s
         self._http = httpx.Client(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             timeout=httpx.Timeout(timeout_s, connect=5.0),
             limits=httpx.Limits(max_connections=None),
             transport=transport,
@@ -134,7 +125,7 @@ class Engine:
         Raises `BadRow` (it can't be sent), `RowRefused` (4xx), `CaptureFailed` (when the last try fails too),
         `EngineTimeout`, and `EngineUnavailable` for all that isn't the row's fault.
         """
-        content = _encode(body)
+        content = encode_body(body)
         for wait in CAPTURE_WAITS_S:
             try:
                 return self._take(self._ask(content), body.get("layers"))
@@ -147,14 +138,14 @@ class Engine:
         """`GET /v1/hidden_states/status`; raises `EngineUnavailable`, `EngineTimeout`, `CaptureFailed`."""
         answer = self._send("GET", "/v1/hidden_states/status", timeout=timeout_s)
         if answer.status_code != 200:
-            raise EngineUnavailable(_explain(answer))
-        return _json(answer)
+            raise EngineUnavailable(explain(answer))
+        return json_of(answer)
 
     def set_quota(self, quota: dict[str, Any]) -> None:
         """`PUT /v1/hidden_states/quota`: what extraction may use; raises as `status` does."""
         answer = self._send("PUT", "/v1/hidden_states/quota", json=quota, timeout=2.0)
         if answer.status_code != 200:
-            raise EngineUnavailable(_explain(answer))
+            raise EngineUnavailable(explain(answer))
 
     def _require_capture(self) -> None:
         status = self.status()
@@ -165,7 +156,7 @@ class Engine:
         """vLLM's own `/metrics`, as text; raises `EngineUnavailable`."""
         answer = self._send("GET", "/metrics", timeout=5.0)
         if answer.status_code != 200:
-            raise EngineUnavailable(_explain(answer))
+            raise EngineUnavailable(explain(answer))
         return answer.text
 
     def _ask(self, content: bytes) -> dict[str, Any]:
@@ -174,20 +165,15 @@ class Engine:
         while True:
             answer = self._send("POST", "/v1/hidden_states", content=content, headers=kind)
             if answer.status_code == 200:
-                return _json(answer)
-            error = _error_of(answer)
+                return json_of(answer)
+            error = error_of(answer)
             full = answer.status_code == 429 and isinstance(error, EngineUnavailable)
             if not full or time.monotonic() >= deadline:
                 raise error
             self._sleep(min(getattr(error, "retry_after", None) or 1.0, 5.0))
 
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
-        try:
-            return self._http.request(method, path, **request)
-        except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
-            raise EngineTimeout(f"the engine at {self.url} did not answer in time") from error
-        except httpx.RequestError as error:
-            raise EngineUnavailable(f"can't reach the engine at {self.url}: {error}") from error
+        return ask(self._http, self.url, method, path, within_s=self._timeout_s, **request)
 
     def _take(self, answer: dict[str, Any], layers: list[int] | None) -> Capture:
         """Join the slices of an answer with one item, and release them whatever comes of it."""
@@ -296,48 +282,6 @@ def _release(directory: Path, tag: str) -> None:
         release(directory, tag)
     except OSError:
         return  # the tap sweeps what nobody released
-
-
-def _encode(body: dict[str, Any]) -> bytes:
-    """JSON of a request. Python reads more than JSON may hold (NaN, halves of surrogate pairs)."""
-    try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except (ValueError, RecursionError) as error:
-        raise BadRow(f"the row can't be sent to the engine: {error}") from error
-
-
-def _error_of(answer: httpx.Response) -> EngineError:
-    """What an answer other than 200 means for a row."""
-    status, reason = answer.status_code, _explain(answer)
-    if status in (400, 413, 422):
-        return RowRefused(reason)
-    if status == 500:
-        return CaptureFailed(reason)
-    try:
-        wait = float(answer.headers.get("Retry-After", ""))
-    except ValueError:
-        wait = math.nan
-    sane = math.isfinite(wait) and wait >= 0
-    return EngineUnavailable(reason, retry_after=min(wait, RETRY_AFTER_CAP_S) if sane else None)
-
-
-def _explain(answer: httpx.Response) -> str:
-    try:
-        message = str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        message = "no explanation"
-    hint = {401: " (check engine_key)", 403: " (check engine_key)", 404: " (is the tap's endpoint loaded?)"}
-    return f"engine answered {answer.status_code}: {message:.500}{hint.get(answer.status_code, '')}"
-
-
-def _json(answer: httpx.Response) -> dict[str, Any]:
-    try:
-        body = answer.json()
-    except ValueError as error:
-        raise CaptureFailed("the engine's answer is not JSON") from error
-    if not isinstance(body, dict):
-        raise CaptureFailed("the engine's answer is not a JSON object")
-    return body
 
 
 def in_order(

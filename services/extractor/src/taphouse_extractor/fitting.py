@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from taphouse.wire import Engine as EngineView
 from taphouse.wire import JobOptions, Latency
@@ -25,6 +25,27 @@ __all__ = [
     "trouble",
     "view_of",
 ]
+
+
+REASON_LENGTH = 500
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Word = Annotated[str, Field(max_length=200)]
+
+
+class _Said(BaseModel):
+    """What of an engine's status is believed: a load below zero would draw all batches to it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    reason: str | None = None
+    start_id: Word | None = None
+    layers: Annotated[list[Count], Field(max_length=4096)] | None = None
+    num_layers: Count | None = None
+    dtype: Word | None = None
+    max_model_len: Count | None = None
+    seeds: bool | None = None
+    fingerprint_id: Word | None = None
+    in_flight: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -46,21 +67,16 @@ class Refusal:
 def view_of(url: str, status: dict[str, Any], latency: Latency | None = None) -> EngineView:
     """An engine by its status, which is foreign input: one of another kind is an engine that is off."""
     in_flight, isolation = status.get("in_flight"), read_report(status).isolation
+    claims = in_flight.get("claims") if isinstance(in_flight, dict) else None
     try:
+        said = _Said.model_validate({**status, "in_flight": claims})
         return EngineView(
             url=url,
             capture="on" if status.get("capture") == "on" else "off",
-            detail=status.get("reason"),
-            start_id=status.get("start_id"),
-            layers=status.get("layers"),
-            num_layers=status.get("num_layers"),
-            dtype=status.get("dtype"),
-            max_model_len=status.get("max_model_len"),
-            seeds=status.get("seeds"),
-            fingerprint_id=status.get("fingerprint_id"),
-            in_flight=in_flight.get("claims") if isinstance(in_flight, dict) else None,
+            detail=f"{said.reason:.{REASON_LENGTH}}" if said.reason is not None else None,
             held=isolation.held if isolation is not None else None,
             latency=latency,
+            **said.model_dump(exclude={"reason"}),
         )
     except ValidationError as error:
         detail = f"its status is none of this version ({describe(error)})"

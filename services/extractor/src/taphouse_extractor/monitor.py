@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from taphouse_extractor.latency import LatencyWindow, ProductionWindow
 
 __all__ = ["EngineMonitor", "Monitors"]
 
+log = logging.getLogger(__name__)
 WhyAside = Callable[["str", "str | None"], "str | None"]
 
 
@@ -31,7 +33,10 @@ class EngineMonitor:
     def run(self, stop: threading.Event, every_s: float) -> None:
         """Look until `stop` is set."""
         while not stop.is_set():
-            self.look()
+            try:
+                self.look()
+            except Exception:  # an engine may say anything; the next look may be better
+                log.exception("engine %s: unexpected; it is looked at again", self._engine.url)
             stop.wait(every_s)
 
     def look(self) -> EngineView:

@@ -22,7 +22,7 @@ from taphouse.errors import NotInStore
 from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.shards import ShardFacts, ShardWriter, open_shard, shard_path
 from taphouse.wire import FoundSample, SampleQuery, SamplesDeleted, SamplesFound
-from taphouse_extractor.errors import Conflict
+from taphouse_extractor.errors import Conflict, NotFound
 from taphouse_extractor.moves import Moves
 from taphouse_extractor.records import DELETING, BatchRef, JobRecord, Records
 from taphouse_extractor.rows import number_rows
@@ -95,7 +95,10 @@ class Samples:
 
     def _jobs(self, query: SampleQuery) -> Iterator[JobRecord]:
         for job_id in self._records.job_ids():
-            job = self._records.job(job_id)
+            try:
+                job = self._records.job(job_id)
+            except NotFound:  # an upload that was refused or cut short leaves its directory
+                continue
             if job.spooled and (query.tenant is None or job.tenant == query.tenant):
                 yield job
 

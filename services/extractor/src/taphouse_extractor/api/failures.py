@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from taphouse.errors import TaphouseError
 from taphouse.wire import ErrorBody, ErrorDetail
@@ -18,6 +19,9 @@ from taphouse_extractor.errors import ExtractorError, error_code, http_answer
 __all__ = ["RESPONSES", "add_failures"]
 
 log = logging.getLogger(__name__)
+LEFT = 499
+"""What proxies say of such a request. Nobody is there to read it."""
+
 RESPONSES: dict[int | str, dict[str, object]] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in {
@@ -46,6 +50,7 @@ def add_failures(app: FastAPI) -> None:
     app.add_exception_handler(TaphouseError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(Exception, _unknown)
 
 
@@ -85,6 +90,12 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
     detail = ErrorDetail(message=str(error.detail), type=kind, code=f"http_{error.status_code}")
     return _body(request, error.status_code, detail, dict(error.headers or {}))
+
+
+async def _left(request: Request, _: Exception) -> JSONResponse:
+    """A caller that left in the middle of its body reads no answer; the audit's line has its status."""
+    detail = ErrorDetail(message="the caller left", type="invalid_request_error", code="client_left")
+    return _body(request, LEFT, detail)
 
 
 async def _unknown(request: Request, error: Exception) -> JSONResponse:
