@@ -306,6 +306,12 @@ def test_an_engine_that_is_off_is_503_with_its_reason(serve: Serve) -> None:
     assert "breaker" in (service.client.queue().paused or "")
 
 
+def test_states_that_are_no_numbers_are_the_engines_fault(serve: Serve) -> None:
+    with pytest.raises(Unavailable, match=r"states can't be used: .* NaN") as failed:
+        serve().client.extract([{"prompt": "NAN x"}])
+    assert (failed.value.status, failed.value.code) == (502, "capture_failed")
+
+
 def test_too_many_direct_extractions_at_once_are_429(serve: Serve) -> None:
     service = serve()
     direct = service.bench

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -338,3 +339,29 @@ def test_a_run_that_meets_another_engine_than_the_jobs_is_no_bad_run(
     assert noted.bad == [] and len(noted.waits) == 2
     assert "no engine fits" in noted.waits[0] and "is not the job's any more" in noted.waits[1]
     assert list(bench.records.finished(job.id)) == [0]
+
+
+def test_what_an_engine_says_of_a_row_is_in_no_log(
+    bench: Bench,
+    taps: tuple[FakeTap, FakeTap],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for tap in taps:
+        monkeypatch.setattr(tap, "handle", partial(echoing, tap.handle))
+    job, noted = bench.job([{"prompt": "SECRET-A"}, {"prompt": "SECRET-B"}]), Noted()
+    links = Links(noted, bench.pipeline)  # type: ignore[arg-type]
+    runner = BatchRunner("w", lambda: nullcontext(links), Backoff(1.0, 15.0), 60.0)
+    with caplog.at_level("DEBUG"):
+        runner(BatchRef(job_id=job.id, batch=0))
+    assert "none of 2 rows was captured" in caplog.text and "SECRET" not in caplog.text
+    assert noted.waits == [] and len(noted.bad) == 1
+    assert noted.bad[0].startswith("EngineFailing: none of 2 rows was captured: ")
+    assert "SECRET" in noted.bad[0]
+
+
+def echoing(handle: Callable[..., Any], method: str, path: str, key: str | None, body: dict[str, Any]) -> Any:
+    """Answer 500 to every capture, in the row's own words."""
+    if method == "POST":
+        return 500, {}, {"error": {"message": f"can't do {body['prompt']}"}}
+    return handle(method, path, key, body)

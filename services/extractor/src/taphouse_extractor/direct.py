@@ -78,7 +78,10 @@ class DirectExtraction:
                 raise EngineChanged(f"the engine changed between two rows: {changed}")
             captures = captures or [capture]
             samples.append(sample)
-        return encode_shard(samples, meta_of(captures[0]))
+        try:
+            return encode_shard(samples, meta_of(captures[0]))
+        except InvalidSample as error:  # NaN, or a row of zeros
+            raise CaptureFailed(f"the engine's states can't be used: {error}") from error
 
     def _run_row(
         self, engine: Engine, options: JobOptions, item: tuple[int, tuple[str, Row]]

@@ -120,7 +120,11 @@ class EngineTimeout(EngineError):
 
 
 class EngineFailing(EngineError):
-    """The engine captured not one row of a batch."""
+    """The engine captured not one row of a batch. `said` is its reason for one, which may quote the row."""
+
+    def __init__(self, message: str, *, said: str) -> None:
+        super().__init__(message)
+        self.said = said
 
 
 class EngineChanged(EngineError):

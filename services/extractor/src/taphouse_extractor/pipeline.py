@@ -292,7 +292,7 @@ def _check_engine(failures: dict[int, RowFailure], rows: Sequence[int]) -> None:
     """
     lost = [failure for failure in failures.values() if failure.kind == error_code(CaptureFailed(""))]
     if 1 < len(lost) == len(rows):
-        raise EngineFailing(f"none of {len(lost)} rows was captured: {lost[0].reason}")
+        raise EngineFailing(f"none of {len(lost)} rows was captured", said=lost[0].reason)
 
 
 def _take(sealed: set[str], name: str) -> bool:

@@ -12,7 +12,14 @@ import redis
 
 from taphouse.errors import StoreDenied, StoreFull
 from taphouse.logs import fields
-from taphouse_extractor.errors import BatchBusy, EngineChanged, EngineUnavailable, JobCancelled
+from taphouse_extractor.errors import (
+    BatchBusy,
+    EngineChanged,
+    EngineFailing,
+    EngineTimeout,
+    EngineUnavailable,
+    JobCancelled,
+)
 from taphouse_extractor.leases import Leases, Tries
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.records import BatchRef, Outcome
@@ -82,6 +89,11 @@ class BatchRunner:
             delay = max(getattr(error, "retry_after", None) or 0.0, self._backoff.after(waits))
             links.leases.count_wait(ref, str(error), delay_s=delay)
             log.warning("it waits %.1f s: %s", delay, error)
+        except (EngineTimeout, EngineFailing) as error:  # the job has the engine's words, the log hasn't
+            words = f": {error.said}" if isinstance(error, EngineFailing) else ""
+            reason = f"{type(error).__name__}: {error}{words}"
+            self._count_bad(ref, links.leases.tries_of(ref), links.leases, reason)
+            log.warning("it runs again: %s", error)
         except BaseException as error:
             self._count_bad(ref, links.leases.tries_of(ref), links.leases, f"{type(error).__name__}: {error}")
             raise
