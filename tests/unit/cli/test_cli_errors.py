@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -133,6 +136,17 @@ def test_what_can_not_be_sent_is_a_usage_error(cli, api, tmp_path, args):
     result = cli(*(str(dataset) if arg == "DATASET" else arg for arg in args))
     assert result.exit_code == 2 and result.stderr.count("\n") == 1 and len(result.stderr) < 400
     assert "do this: " in result.stderr and api.requests == []
+
+
+@pytest.mark.parametrize(
+    ("pack", "kind"), [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz")]
+)
+def test_a_compressed_dataset_is_called_that(cli, api, tmp_path, pack, kind):
+    dataset = tmp_path / "rows.jsonl.packed"
+    dataset.write_bytes(pack(b'{"prompt":"x"}\n'))
+    for more in ([], ["--dry-run"]):
+        result = cli("enqueue", str(dataset), *more)
+        assert result.exit_code == 2 and f"compressed ({kind})" in result.stderr and api.requests == []
 
 
 def test_an_unexpected_error_has_a_traceback_only_with_debug(cli, api, monkeypatch):

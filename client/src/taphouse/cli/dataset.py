@@ -45,6 +45,15 @@ SEND_ANYWAY = (
     "correct them, or send them with --allow-bad-rows: they fail one by one, but a line that is no "
     "JSON object is always refused"
 )
+PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ": "xz",
+    b"BZh": "bzip2",
+    b"PK\x03\x04": "zip",
+}
+"""How files of these kinds begin; no row does."""
+
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -95,11 +104,17 @@ def lines_of(file: BinaryIO, progress: Callable[[int], None] | None = None) -> I
     `progress` is told the number of bytes read since it was last told, now and then.
 
     Raises:
-        UsageProblem: a line is over `LINE_BYTES`.
+        UsageProblem: a line is over `LINE_BYTES`, or the dataset is compressed.
     """
     number = untold = 0
     while line := file.readline(LINE_BYTES + 1):
         number, untold = number + 1, untold + len(line)
+        packed = next((kind for head, kind in PACKED.items() if number == 1 and line.startswith(head)), None)
+        if packed is not None:
+            raise UsageProblem(
+                f"the dataset is compressed ({packed})",
+                "unpack it: `zcat FILE | taphouse enqueue -`",
+            )
         if len(line) > LINE_BYTES:
             raise UsageProblem(
                 f"line {number} is over {LINE_BYTES} bytes", "write one JSON object a line, and shorter ones"
