@@ -54,6 +54,7 @@ bench-writer: setup ## how fast one rank's slice writer is, without an engine an
 	$(BIN)/python benchmarks/writer.py
 
 bench-service: setup ## what queue, workers, codec and ledger cost, and what is held in memory at a million rows
+	$(BIN)/python deploy/local/model.py
 	$(BIN)/python -m benchmarks.service
 
 bench-isolation: setup ## what production feels of extraction, mode by mode: tables, and docs/isolation.svg

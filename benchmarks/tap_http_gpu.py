@@ -9,13 +9,17 @@ with 1 if anything is not as it should be. Standard library and the engine's env
 
     python3 benchmarks/tap_http_gpu.py                 one card, Llama-8B shape
     python3 benchmarks/tap_http_gpu.py --draft         beside an EAGLE-3 draft
+    python3 benchmarks/tap_http_gpu.py --checkpoint DIR --images 40
+                                                       a checkpoint that sees, and chats about pictures
     python3 benchmarks/tap_http_gpu.py --tiny          a dry run on a CPU engine
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import http.client
+import io
 import json
 import os
 import random
@@ -45,6 +49,15 @@ START_S = 400
 
 def emit(what: str, **values: Any) -> None:
     print(json.dumps({"result": what, **values}), flush=True)
+
+
+def shape_of(directory: Path) -> shapes.Shape:
+    """What to run on a checkpoint that is there: short prompts, layers at both ends and between."""
+    config = json.loads((directory / "config.json").read_text())
+    text = config.get("text_config", config)
+    last = int(text["num_hidden_layers"])
+    layers = tuple(sorted({2, last // 2, last - 1, last}))
+    return shapes.Shape(text, layers, kv_gib=1.0, max_model_len=1024, max_num_batched_tokens=1024)
 
 
 def checkpoint(directory: Path, shape: shapes.Shape) -> None:
@@ -126,6 +139,21 @@ class Server:
         code, text = self.ask("POST", "/v1/chat/completions", body)
         return code == 200 and bytes(text).rstrip().endswith(b"[DONE]")
 
+    def look(self, seed: int, url: str = "/v1/chat/completions") -> tuple[int, Any]:
+        """A greedy chat about a picture of noise, 112 pixels square; the answer's status and token ids."""
+        import numpy as np
+        from PIL import Image
+
+        noise, out = np.random.default_rng(seed).integers(0, 256, (112, 112, 3), np.uint8), io.BytesIO()
+        Image.fromarray(noise).save(out, "PNG")
+        picture = {"url": f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"}
+        parts = [{"type": "image_url", "image_url": picture}, {"type": "text", "text": "What is this?"}]
+        body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 16, "temperature": 0}
+        if url != URL:
+            body |= {"model": "target", "ignore_eos": True, "return_token_ids": True}
+        code, answer = self.ask("POST", url, body)
+        return code, answer["choices"][0]["token_ids"] if code == 200 else answer
+
     def leave(self, seed: int) -> None:
         """A client that asks and goes away."""
         numbers = random.Random(seed)
@@ -138,19 +166,24 @@ class Server:
 
 @contextmanager
 def serving(args: argparse.Namespace, work: Path) -> Iterator[Server]:
-    shape = shapes.SHAPES["tiny" if args.tiny else args.shape]
-    checkpoint(work / "model", shape)
+    if args.checkpoint:
+        shape, model, load = shape_of(args.checkpoint), args.checkpoint, "auto"
+    else:
+        shape, model, load = shapes.SHAPES["tiny" if args.tiny else args.shape], work / "model", "dummy"
+        checkpoint(model, shape)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     tap = launch_args(list(shape.layers), tensor_parallel_size=args.tensor_parallel_size)
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(work / "model")]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", "target", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--load-format", "dummy", "--dtype", "bfloat16", "--max-num-seqs", "64"]
+    command += ["--load-format", load, "--dtype", "bfloat16", "--max-num-seqs", "64"]
     command += ["--max-model-len", str(shape.max_model_len)]
     command += ["--max-num-batched-tokens", str(shape.max_num_batched_tokens)]
     command += ["--tensor-parallel-size", str(args.tensor_parallel_size), *tap]
     command += ["--middleware", "taphouse_tap.middleware.HiddenStatesMiddleware"]
+    if args.images:
+        command += ["--limit-mm-per-prompt", json.dumps({"vision_chunk": 2})]
     if args.tiny:
         command += ["--enforce-eager"]
     if args.draft:
@@ -165,6 +198,7 @@ def serving(args: argparse.Namespace, work: Path) -> Iterator[Server]:
         "HF_HUB_OFFLINE": "1",
         "TAPHOUSE_TAP_SLICE_DIR": "/dev/shm/taphouse-http",
         "TAPHOUSE_TAP_PROOF_INTERVAL_S": "0.000001",
+        "TAPHOUSE_TAP_BUSY_MS": "1000",  # what is asked here is whether captures are right, not isolation
         **({"VLLM_CPU_KVCACHE_SPACE": "1"} if args.tiny else {}),
     }
     with (work / "server.log").open("wb") as log:
@@ -196,9 +230,10 @@ def _await_capture(server: Server, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"capture did not start: {last}")
 
 
-def run(server: Server, captures: int, leaving: int) -> bool:
-    """Chats, captures and clients that leave, all at once; then what is left of them."""
+def run(server: Server, captures: int, leaving: int, images: int) -> bool:
+    """Chats, captures, pictures and clients that leave, all at once; then what is left of them."""
     stop, chats = threading.Event(), list[bool]()
+    alone = [server.look(seed) for seed in range(images)]
 
     def chatting(first: int) -> None:
         for seed in range(first, 10**9):
@@ -212,13 +247,16 @@ def run(server: Server, captures: int, leaving: int) -> bool:
     began = time.monotonic()
     with ThreadPoolExecutor(16) as pool:
         gone = [pool.submit(server.leave, 5000 + n) for n in range(leaving)]
+        looking = [pool.submit(server.look, seed) for seed in range(images)]
         found = list(pool.map(server.capture, range(captures)))
         for future in gone:
             future.result()
+        seen = [future.result() for future in looking]
     took = time.monotonic() - began
     forged = {"taphouse": {"tag": "0" * 32, "prompt_len": 5, "max_rows": 9, "sig": "0" * 64}}
     body = {"model": "target", "prompt": [11, 12, 13, 14, 15], "max_tokens": 5, "vllm_xargs": forged}
     forged_code, _ = server.ask("POST", "/v1/completions", body)
+    opted_in = server.look(0, URL) if images else None
     stop.set()
     for customer in customers:
         customer.join()
@@ -239,13 +277,18 @@ def run(server: Server, captures: int, leaving: int) -> bool:
         in_flight_afterwards=left["in_flight"],
         pinned_bytes_afterwards=[rank["memory"]["pinned_bytes"] for rank in left["ranks"]],
         forged_answered=forged_code,
+        images=images,
+        images_failed=sum(code != 200 for code, _ in [*alone, *seen]),
+        images_answered_otherwise_than_alone=sum(a != b for a, b in zip(alone, seen, strict=True)),
+        image_that_opted_in=opted_in,
         counters=left["counters"],
         mode=left["mode"],
         versions=left["versions"],
         canary=left["canary"],
     )
     clean = left["in_flight"]["claims"] == 0 and all(r["memory"]["pinned_bytes"] == 0 for r in left["ranks"])
-    return good == len(found) and all(chats) and clean and forged_code in (200, 400)
+    pictures = all(code == 200 for code, _ in [*alone, *seen]) and (opted_in is None or opted_in[0] == 422)
+    return good == len(found) and all(chats) and clean and pictures and forged_code in (200, 400)
 
 
 def main() -> int:
@@ -256,11 +299,14 @@ def main() -> int:
     parser.add_argument("--shape", choices=sorted(shapes.SHAPES), default="llama-8b")
     parser.add_argument("--draft", action="store_true", help="an EAGLE-3 draft of random weights beside it")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--checkpoint", type=Path, help="a checkpoint with weights and tokenizer")
+    parser.add_argument("--images", type=int, default=0, help="chats about a picture, for one that sees")
     parser.add_argument("--captures", type=int, default=200)
     parser.add_argument("--leaving", type=int, default=200, help="clients that go away")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as work, serving(args, Path(work)) as server:
-        return int(not run(server, args.captures, args.leaving))
+        return int(not run(server, args.captures, args.leaving, args.images))
 
 
 if __name__ == "__main__":
