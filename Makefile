@@ -32,7 +32,7 @@ check: setup ## format, lint, types, import contracts, unit tests: under two min
 	$(BIN)/pytest -q -n 2 tests/unit
 
 test: browser check ## everything but the long tests: real engine, real Redis, real trainer, real browser
-	$(BIN)/pytest tests --ignore=tests/unit -m "not slow"
+	$(BIN)/pytest tests --ignore=tests/unit -m "not slow" --durations=15
 
 test-long: setup ## the tests marked slow
 	$(BIN)/pytest tests -m slow

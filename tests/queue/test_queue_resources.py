@@ -39,7 +39,9 @@ QUICK = {
     "TAPHOUSE_EXTRACTOR_ENGINE_TIMEOUT_S": "1.5",
     "TAPHOUSE_EXTRACTOR_ENGINE_PATIENCE_S": "0.5",
 }
-ROWS = 64
+ROWS = 96
+QUICKLY_S, SLOWLY_S = 0.05, 0.5
+"""What a capture takes: the rest of a job, and what is to be in the middle when something breaks."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def on_disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster
         directory, settings=QUICK, places={name: disks.path(name) for name in ("store", "slices", "redis")}
     )
     try:
-        made.start(workers=2, delay_s=0.05)
+        made.start(workers=2, delay_s=QUICKLY_S)
         yield made, disks
     finally:
         made.close()
@@ -58,8 +60,10 @@ def on_disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster
 
 
 @pytest.fixture
-def cluster(on_disks: tuple[Cluster, Disks]) -> Cluster:
-    return on_disks[0]
+def cluster(on_disks: tuple[Cluster, Disks]) -> Iterator[Cluster]:
+    cluster = on_disks[0]
+    yield cluster
+    cluster.trouble(failing=0, hanging=False, delay_s=QUICKLY_S)
 
 
 @pytest.fixture
@@ -70,6 +74,7 @@ def disks(on_disks: tuple[Cluster, Disks]) -> Disks:
 def begun(cluster: Cluster) -> Job:
     """A job in the middle: some of its shards are sealed, most are not."""
     head = cluster.ledger.head()
+    cluster.trouble(delay_s=SLOWLY_S)
     job = cluster.enqueue(ROWS, batch_size=8)
     wait_for("a first shard", lambda: cluster.ledger.head() > head)
     return job
@@ -77,6 +82,12 @@ def begun(cluster: Cluster) -> Job:
 
 def paused(cluster: Cluster, why: str) -> None:
     wait_for(f"it says {why!r}", lambda: why in (cluster.client.queue().paused or ""), 30)
+
+
+def ends_whole(cluster: Cluster, job: Job) -> None:
+    """The fault is over: every row becomes a sample, once."""
+    cluster.trouble(failing=0, hanging=False, delay_s=QUICKLY_S)
+    cluster.check_whole(cluster.wait_done(job.id))
 
 
 def stands(cluster: Cluster, job: Job, for_s: float = 0.5) -> None:
@@ -101,7 +112,7 @@ def test_store_full(cluster: Cluster, disks: Disks) -> None:
     assert "No space left" in refused(cluster)
     assert not cluster.client.ready().ready
     ballast.unlink()
-    cluster.check_whole(cluster.wait_done(job.id))
+    ends_whole(cluster, job)
 
 
 def test_store_read_only(cluster: Cluster, disks: Disks) -> None:
@@ -111,7 +122,7 @@ def test_store_read_only(cluster: Cluster, disks: Disks) -> None:
     stands(cluster, job)
     assert "Read-only" in refused(cluster)
     disks.remount("store", "rw")
-    cluster.check_whole(cluster.wait_done(job.id))
+    ends_whole(cluster, job)
 
 
 def test_slice_directory_full(cluster: Cluster, disks: Disks) -> None:
@@ -120,16 +131,17 @@ def test_slice_directory_full(cluster: Cluster, disks: Disks) -> None:
     wait_for("it says why", lambda: "unreserved bytes left" in (cluster.client.job(job.id).reason or ""))
     stands(cluster, job)
     ballast.unlink()
-    cluster.check_whole(cluster.wait_done(job.id))
+    ends_whole(cluster, job)
 
 
+@pytest.mark.slow
 def test_redis_cannot_write_its_log(cluster: Cluster, disks: Disks) -> None:
     job = begun(cluster)
     ballast = disks.fill("redis")
     paused(cluster, "Redis takes no writes: MISCONF")
     stands(cluster, job)
     ballast.unlink()
-    cluster.check_whole(cluster.wait_done(job.id))
+    ends_whole(cluster, job)
 
 
 def test_redis_full(cluster: Cluster) -> None:
@@ -140,7 +152,7 @@ def test_redis_full(cluster: Cluster) -> None:
     assert not cluster.client.ready().ready
     stands(cluster, job)
     cluster.redis.config_set("maxmemory", "0")
-    cluster.check_whole(cluster.wait_done(job.id))
+    ends_whole(cluster, job)
     wait_for("workers show again", lambda: len(cluster.client.queue().workers) == 2, 10)
 
 
@@ -155,17 +167,19 @@ def test_redis_hangs(cluster: Cluster) -> None:
         assert cluster.client.job(job.id).rows == ROWS
     finally:
         server.send_signal(signal.SIGCONT)
-    cluster.check_whole(cluster.wait_done(job.id))
+    ends_whole(cluster, job)
 
 
-@pytest.mark.parametrize("status", [500, 429, 503])
+@pytest.mark.parametrize(
+    "status", [500, pytest.param(429, marks=pytest.mark.slow), pytest.param(503, marks=pytest.mark.slow)]
+)
 def test_engine_that_answers_no(cluster: Cluster, status: int) -> None:
-    job = begun(cluster)
+    """From the first row on: a batch whose rows were captured in part when a 500 came fails the others."""
     cluster.trouble(failing=status)
+    job = cluster.enqueue(ROWS, batch_size=8)
     wait_for("it says why", lambda: f"engine answered {status}" in (cluster.client.job(job.id).reason or ""))
     stands(cluster, job)
-    cluster.trouble(failing=0)
-    cluster.check_whole(cluster.wait_done(job.id))
+    ends_whole(cluster, job)
 
 
 def test_engine_that_hangs(cluster: Cluster) -> None:
@@ -173,5 +187,4 @@ def test_engine_that_hangs(cluster: Cluster) -> None:
     cluster.trouble(hanging=True)
     wait_for("it says why", lambda: "did not answer in time" in (cluster.client.job(job.id).reason or ""))
     stands(cluster, job)
-    cluster.trouble(hanging=False)
-    cluster.check_whole(cluster.wait_done(job.id))
+    ends_whole(cluster, job)
