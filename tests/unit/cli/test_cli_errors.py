@@ -43,7 +43,7 @@ def test_every_refusal_is_one_line_and_its_exit_code(cli, api, status, exit_code
     [
         (
             "jobs cancel job-a", "/v1/jobs/job-a/cancel", (409, "job job-a is done already", "job_id"),
-            4, "leave it: it has ended, as `taphouse jobs` shows",
+            4, "look at where it stands with `taphouse jobs`",
         ),
         ("jobs job-a", "/v1/jobs/job-a", (404, "no", "job_id"), 4, "see what there is with `taphouse jobs`"),
         ("shards get a", "/v1/shards/a.safetensors", (404, "no", "name"), 4,

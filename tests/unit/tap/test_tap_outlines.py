@@ -74,6 +74,9 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("TAPHOUSE_TAP_API_KEY_FILE", str(key))
     settings = load_settings()
     assert (settings.slice_dir, settings.key(), settings.max_in_flight) == (tmp_path, "secret", 256)
+    key.write_text("\n")
+    with pytest.raises(ValueError, match="is empty"):
+        settings.key()
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def _advice(error: Exception) -> str | None:
         (errors.Unauthorized, {}, "give the service's token with --token-file or TAPHOUSE_TOKEN"),
         (errors.NotFound, _WHERE, "check --api-url, and that this command is of the service's version"),
         (errors.BodyTimeout, {}, "send it from a file, if what makes it pauses"),
-        (errors.Conflict, _CONFLICT, "leave it: it has ended, as `taphouse jobs` shows"),
+        (errors.Conflict, _CONFLICT, "look at where it stands with `taphouse jobs`"),
         (errors.TooLarge, _TOO_LARGE, "send less at once"),
         (errors.BadRequest, _WRONG, "correct it: see `--help`"),
         (errors.TooBusy, {}, "try again a little later"),

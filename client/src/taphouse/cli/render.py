@@ -37,6 +37,7 @@ STATE_STYLE = {
     JobState.SPOOLING: "cyan",
     JobState.QUEUED: "cyan",
     JobState.RUNNING: "bold blue",
+    JobState.PAUSED: "yellow",
     JobState.CANCELLED: "yellow",
     JobState.FAILED: "bold red",
     JobState.DONE: "green",

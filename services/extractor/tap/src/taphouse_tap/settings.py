@@ -76,12 +76,18 @@ class TapSettings(BaseSettings):
         )
 
     def key(self) -> str | None:
-        """Return the endpoint's own key, from `api_key` or `api_key_file`; None if neither is set."""
+        """Return the endpoint's own key, from `api_key` or `api_key_file`; None if neither is set.
+
+        Raises `ValueError` for an empty file, which would leave the endpoint open, and `OSError`.
+        """
         if self.api_key is not None:
             return self.api_key.get_secret_value() or None
-        if self.api_key_file is not None:
-            return self.api_key_file.read_text(encoding="utf-8").strip() or None
-        return None
+        if self.api_key_file is None:
+            return None
+        key = self.api_key_file.read_text(encoding="utf-8").strip()
+        if not key:
+            raise ValueError(f"{self.api_key_file} is empty: put the endpoint's key into it")
+        return key
 
 
 def load_settings() -> TapSettings:
