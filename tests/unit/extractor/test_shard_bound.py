@@ -137,8 +137,8 @@ def test_two_runs_of_a_batch_that_has_a_bound(bench: Bench) -> None:
     assert (done.succeeded, done.failed, done.batches.finished) == (2, 1, 1)
 
 
-def test_a_cut_batch_whose_worker_dies_is_not_halved(bench: Bench) -> None:
-    job = bench.job([row(f"r{n}", 10) for n in range(4)], batch_size=4, max_shard_bytes=20 * ROW_BYTES)
+def sealed_by_one_that_dies(bench: Bench, job: JobRecord) -> BatchRef:
+    """The job's first batch: who runs it seals its shard, and dies before the outcome is recorded."""
     ref, put = BatchRef(job_id=job.id, batch=0), bench.records.put_outcome
 
     def dies(outcome: Outcome) -> Outcome:
@@ -148,6 +148,12 @@ def test_a_cut_batch_whose_worker_dies_is_not_halved(bench: Bench) -> None:
     with pytest.raises(StoreError):
         bench.pipeline.run(ref)
     bench.records.put_outcome = put  # type: ignore[method-assign]
+    return ref
+
+
+def test_a_cut_batch_whose_worker_dies_is_not_halved(bench: Bench) -> None:
+    job = bench.job([row(f"r{n}", 10) for n in range(4)], batch_size=4, max_shard_bytes=20 * ROW_BYTES)
+    ref = sealed_by_one_that_dies(bench, job)
     given_up = bench.pipeline.give_up(job, ref, "crashed too often")
     assert (given_up.succeeded, given_up.moved) == (2, 2)
     run_all(bench, job)
@@ -158,15 +164,7 @@ def test_a_cut_batch_whose_worker_dies_is_not_halved(bench: Bench) -> None:
 def test_a_cut_batch_whose_shard_is_lost_before_its_outcome(bench: Bench, given_up: bool) -> None:
     """The rows that were cut off stand elsewhere: the others are run again, or fail, and are counted once."""
     job = bench.job([row(f"r{n}", 10) for n in range(5)], batch_size=5, max_shard_bytes=20 * ROW_BYTES)
-    ref, put = BatchRef(job_id=job.id, batch=0), bench.records.put_outcome
-
-    def dies(outcome: Outcome) -> Outcome:
-        raise StoreError("the worker dies")
-
-    bench.records.put_outcome = dies  # type: ignore[method-assign]
-    with pytest.raises(StoreError):
-        bench.pipeline.run(ref)
-    bench.records.put_outcome = put  # type: ignore[method-assign]
+    ref = sealed_by_one_that_dies(bench, job)
     bench.store.delete(shard_path(job.shard_of(0)))
     if given_up:
         bench.pipeline.give_up(job, ref, "its shard was lost")

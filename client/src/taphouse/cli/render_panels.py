@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from taphouse.cli.render import STATE_STYLE, facts_grid, plain, table
+from taphouse.cli.render import facts_grid, plain, state_text, table
 from taphouse.cli.render_consumers import heard, number_text
 from taphouse.cli.render_governor import governor_body, governor_text
 from taphouse.cli.render_queue import capture_text, engine_load, latency_of
@@ -183,8 +183,7 @@ def jobs_panel(jobs: Sequence[Job], narrow: bool) -> Panel:
         if job.failed:
             done.append(f" ({count(job.failed)} failed)", "bold red")
         bar = [] if narrow else [ProgressBar(total=max(job.rows, 1), completed=ended)]
-        state = Text(job.state.value, STATE_STYLE[job.state])
-        grid.add_row(plain(job.name or job.id), state, *bar, done, duration(job.eta_s))
+        grid.add_row(plain(job.name or job.id), state_text(job.state), *bar, done, duration(job.eta_s))
     if len(jobs) > JOBS_SHOWN:
         grid.add_row(Text(f"and {len(jobs) - JOBS_SHOWN} more", "dim"))
     return _panel("jobs", grid)
