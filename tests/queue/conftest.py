@@ -161,8 +161,19 @@ class Cluster:
         return self.spawn("engine", [*command, *options])
 
     def trouble(self, **what: Any) -> None:
-        """Tell the stand-in engine to fail or hang from now on (`FakeTap`'s fields)."""
-        httpx.put(f"http://127.0.0.1:{self.engine_port}/trouble", json=what).raise_for_status()
+        """Tell every stand-in engine to fail or hang from now on (`FakeTap`'s fields)."""
+        for port in filter(None, (self.engine_port, self.second_port)):
+            httpx.put(f"http://127.0.0.1:{port}/trouble", json=what).raise_for_status()
+
+    def wait_idle(self, job_id: str) -> Job:
+        """The job once none of its batches is in the queue or with a worker."""
+
+        def idle() -> Job | None:
+            job = self.client.job(job_id)
+            return job if job.batches.queued + job.batches.running == 0 else None
+
+        job: Job = wait_for(f"nothing of {job_id} is on its way", idle)
+        return job
 
     def start_api(self, *, wait: bool = True, **settings: str) -> subprocess.Popen[bytes]:
         process = self.spawn("api", [sys.executable, "-m", "taphouse_extractor.main", "api"], **settings)

@@ -75,9 +75,8 @@ def test_pause_resume_retry_and_keys(cluster: Cluster, taphouse: Command) -> Non
     )
     job = json.loads(started.stdout)["id"]
     assert taphouse.jobs("pause", job) == (job, "paused")
-    wait_for("nothing runs", lambda: cluster.client.job(job).batches.running == 0)
-    held = cluster.client.job(job)
-    assert held.state.value == "paused" and held.batches.queued == 0 and held.succeeded < 45
+    held = cluster.wait_idle(job)
+    assert held.state.value == "paused" and held.succeeded < 45
     assert taphouse.jobs("pause", job) == (job, "paused"), "twice is once"
     assert taphouse.json("enqueue", rows, *CUT, "--key", "k")["id"] == job
     assert "key made job" in taphouse("enqueue", rows, "--key", "k", code=ExitCode.REFUSED)
@@ -109,8 +108,7 @@ def test_cancel_keeps_what_is_sealed_and_the_same_rows_may_come_again(
     job = taphouse.json("enqueue", rows, "--batch-size", "4")["id"]
     wait_for("a first shard", lambda: cluster.ledger.head() > 0)
     assert taphouse.jobs("cancel", job) == (job, "cancelled")
-    wait_for("nothing runs", lambda: cluster.client.job(job).batches.running == 0)
-    ended = cluster.client.job(job)
+    ended = cluster.wait_idle(job)
     assert 0 < ended.succeeded < 24 and ended.succeeded + ended.skipped == 24
     assert len(cluster.sample_ids()) == ended.succeeded
     assert taphouse.jobs("cancel", job) == (job, "cancelled")

@@ -100,6 +100,6 @@ def test_a_run_that_is_called_abandoned(cluster: Cluster, finished: bool) -> Non
     failed = FailedJobRegistry(queue=queue, serializer=JSONSerializer)
     assert set(failed.get_job_ids(cleanup=False)) & {name for name, _ in runs}
     cluster.check_whole(cluster.wait_done(job.id))
-    wait_for("nothing runs", lambda: cluster.client.queue().depth.running == 0)
+    cluster.wait_idle(job.id)
     assert cluster.ledger.head() == head + 1
     assert not cluster.redis.keys(f"taphouse:taphouse:tries:{job.id}:*")
