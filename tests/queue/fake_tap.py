@@ -139,7 +139,7 @@ class FakeTap:
         try:
             return 200, {}, self._answer(text, mask, body, layers)
         except DirectoryFull as error:  # as the endpoint does
-            return 429, {"Retry-After": "2"}, error_body(f"{error}; ask again later")
+            return refuse(429, f"{error}; ask again later", **{"Retry-After": "2"})
 
     def _refusal(self, body: dict[str, Any], text: str) -> Answer | None:
         """What a request is told instead of a capture, whatever it holds."""
@@ -149,7 +149,7 @@ class FakeTap:
             if stopped or self.full > 0:
                 self.full -= not stopped
                 why = "extraction is stopped" if stopped else "slice directory full"
-                return 429, {"Retry-After": "1"}, error_body(why)
+                return refuse(429, why, **{"Retry-After": "1"})
         while self.hanging:
             time.sleep(0.02)
         if self.failing or self.off:
@@ -250,9 +250,7 @@ def _render(body: dict[str, Any]) -> tuple[str, list[int]]:
     return text, mask
 
 
-def error_body(message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "fake", "param": None, "code": None}}
-
-
-def refuse(status: int, message: str) -> Answer:
-    return status, {}, error_body(message)
+def refuse(status: int, message: str, **headers: str) -> Answer:
+    kinds = {401: "authentication_error", 422: "invalid_request_error", 429: "busy", 503: "capture_off"}
+    error = {"message": message, "type": kinds.get(status, "capture_failed"), "param": None, "code": status}
+    return status, headers, {"error": error}

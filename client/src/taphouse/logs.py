@@ -14,11 +14,12 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Literal, TextIO
+from urllib.parse import quote
 
 __all__ = ["JsonFormatter", "LogFormat", "TextFormatter", "fields", "formatter", "set_up"]
 
@@ -47,21 +48,39 @@ def fields(**named: object) -> Iterator[None]:
 class _Formatter(logging.Formatter):
     def __init__(self, secrets: Collection[str] = ()) -> None:
         super().__init__()
-        self._secrets = sorted((s for s in secrets if len(s) >= SHORTEST_SECRET), key=len, reverse=True)
+        forms = {form for secret in secrets if len(secret) >= SHORTEST_SECRET for form in _forms(secret)}
+        self._secrets = sorted(forms, key=len, reverse=True)
 
     def _hide(self, text: str) -> str:
+        """A text before it is put into a line, which may escape what is in it."""
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
         return text
 
-    @staticmethod
-    def _fields(record: logging.LogRecord) -> dict[str, object]:
+    def _hidden(self, value: object) -> object:
+        """A value as a line may have it, without secrets at any depth."""
+        if isinstance(value, str):
+            return self._hide(value)
+        if isinstance(value, Mapping):
+            return {self._hide(str(name)): self._hidden(inner) for name, inner in value.items()}
+        if isinstance(value, list | tuple | Set):
+            return [self._hidden(inner) for inner in value]
+        text = str(value)
+        hidden = self._hide(text)
+        plain = value is None or isinstance(value, bool | int | float)
+        return value if plain and hidden == text else hidden
+
+    def _fields(self, record: logging.LogRecord) -> dict[str, object]:
         """Those in force, and those of the line itself (`extra=`)."""
         own = {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
-        return {**_in_force.get(), **own}
+        return {name: self._hidden(value) for name, value in {**_in_force.get(), **own}.items()}
+
+    def _event(self, record: logging.LogRecord) -> str:
+        return self._hide(record.getMessage())
 
     def _error(self, record: logging.LogRecord) -> str | None:
-        return self.formatException(record.exc_info) if record.exc_info else record.exc_text
+        text = self.formatException(record.exc_info) if record.exc_info else record.exc_text
+        return self._hide(text) if text else None
 
 
 class JsonFormatter(_Formatter):
@@ -73,13 +92,13 @@ class JsonFormatter(_Formatter):
             "time": _utc(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": record.getMessage(),
+            "event": self._event(record),
             **self._fields(record),
         }
         error = self._error(record)
         if error:
             line["error"] = error
-        return self._hide(json.dumps(line, default=str, ensure_ascii=False))
+        return json.dumps(line, ensure_ascii=False)
 
 
 class TextFormatter(_Formatter):
@@ -88,10 +107,10 @@ class TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record; an exception's traceback follows on lines of its own."""
         fields = " ".join(f"{name}={_shown(value)}" for name, value in self._fields(record).items())
-        event = _shown(" ".join(record.getMessage().splitlines()))
+        event = _shown(" ".join(self._event(record).splitlines()))
         line = f"{_utc(record.created)} {record.levelname} {record.name}: {event}"
         error = self._error(record)
-        return self._hide(line + (f" [{fields}]" if fields else "") + (f"\n{error}" if error else ""))
+        return line + (f" [{fields}]" if fields else "") + (f"\n{error}" if error else "")
 
 
 def formatter(style: LogFormat, secrets: Collection[str] = ()) -> logging.Formatter:
@@ -124,6 +143,12 @@ def set_up(style: LogFormat, *, secrets: Collection[str] = ()) -> None:
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def _forms(secret: str) -> set[str]:
+    """A secret as it may stand in a text: as it is, in JSON, as Python shows it, in a URL."""
+    in_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
+    return {secret, repr(secret)[1:-1], quote(secret, safe="", errors="replace"), *in_json}
 
 
 def _shown(value: object) -> str:

@@ -23,6 +23,8 @@ from taphouse.wire import (
     RowFailure,
     ShardList,
 )
+from taphouse_extractor.errors import BadRow
+from taphouse_extractor.rows import parse_row
 
 
 def write_rows(path: Path, *rows: object) -> Path:
@@ -77,6 +79,9 @@ def test_extract_sends_a_prompt_through_the_chat_template_when_told(cli, api):
         (["extract", "x", "--layers", "3,3"], "distinct"),
         (["extract", "x", "--max-tokens", "0"], "--max-tokens"),
         (["extract", "x", "--out", "nowhere/s.safetensors"], "nowhere"),
+        (["extract", "x", "--out", "/proc/s.safetensors"], "/proc"),
+        (["extract", "x", "--out", "s" * 300], "File name too long"),
+        (["extract", "x", "--out", ".", "--force"], ". exists already · do this: give another --out"),
         (["extract", "x", "--chat-template-kwargs", "[]"], "--chat-template-kwargs"),
         (["extract", "-f", "missing.jsonl"], "missing.jsonl"),
     ],
@@ -96,6 +101,16 @@ def test_extract_replaces_a_file_only_when_told(cli):
     assert cli("extract", "x", "--out", "s.safetensors", "--force").exit_code == 0
     with open_shard("s.safetensors") as shard:
         assert len(shard) == 2
+
+
+def test_an_extraction_that_fails_leaves_nothing_behind(cli, api):
+    before = set(Path().iterdir())
+    api.refuse["/v1/extract"] = (503, "busy")
+    assert cli("extract", "x", "--out", "s.safetensors").exit_code == 3
+    assert set(Path().iterdir()) == before
+    api.refuse.clear()
+    assert cli("extract", "x", "--out", "s.safetensors").exit_code == 0
+    assert set(Path().iterdir()) - before == {Path("s.safetensors")}
 
 
 def test_a_body_that_changed_on_the_way_is_no_shard_file(cli, api):
@@ -158,6 +173,23 @@ def test_dry_run_refuses_what_python_reads_and_json_does_not_have(cli, api, tmp_
         assert cli(*args).exit_code == 2
     wrong = cli("enqueue", str(rows), "--chat-template-kwargs", '{"a": NaN}')
     assert wrong.exit_code == 2 and api.requests == []
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], []])
+def test_rows_nested_too_deeply_for_the_service_are_named(cli, api, tmp_path, more):
+    def nested(depth):
+        return {"messages": [{"role": "user", "content": json.loads("[" * depth + "1" + "]" * depth)}]}
+
+    rows = write_rows(
+        tmp_path / "d.jsonl", nested(190), nested(300), {"prompt": "\u00e9", "other": nested(300)}
+    )
+    result = cli("enqueue", str(rows), *more)
+    assert result.exit_code == 2 and "2 of 3 rows" in result.stderr and api.requests == []
+    assert "line 2: nested too deeply; line 3: nested too deeply" in result.stderr
+    for line in rows.read_bytes().splitlines()[1:]:
+        with pytest.raises(BadRow):
+            parse_row(line)
+    parse_row(rows.read_bytes().splitlines()[0])
 
 
 def test_dry_run_names_the_lines_that_are_no_rows(cli, api, tmp_path):

@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -78,6 +79,46 @@ def test_secrets_are_taken_out_wherever_they_stand(style: type[JsonFormatter] | 
     line = hiding.format(made)
     assert "hunter" not in line
     assert "got *** abc" in line and line.count("***") == 3
+
+
+SECRETS = st.text(min_size=4).filter(lambda secret: "*" not in secret)
+
+
+@given(SECRETS, st.text(), st.text())
+def test_json_without_a_secret_is_json_whatever_the_secret(secret: str, before: str, after: str) -> None:
+    text = before + secret + after
+    made = record("%s", text, deep=[{"at": text, secret: 1}], other=text.encode("utf-8", "replace"))
+    line = json.loads(JsonFormatter([secret]).format(made))
+    assert "***" in line["event"] and secret not in line["event"]
+    [deep] = line["deep"]
+    assert secret not in deep["at"] and secret not in "".join(deep)
+
+
+ODD = 'pa"ss\\wo/rd\tü'
+
+
+@pytest.mark.parametrize("style", [JsonFormatter, TextFormatter])
+@pytest.mark.parametrize(
+    "text",
+    [
+        ODD,
+        json.dumps({"key": ODD}),
+        json.dumps({"key": ODD}, ensure_ascii=False),
+        repr({"key": ODD}),
+        quote(ODD, safe=""),
+    ],
+)
+def test_a_secret_is_known_as_others_write_it(
+    style: type[JsonFormatter] | type[TextFormatter], text: str
+) -> None:
+    line = style([ODD]).format(record("%s", text, also=[text]))
+    assert line.count("***") == 2 and "ss" not in line
+
+
+def test_a_number_that_is_a_secret_is_none() -> None:
+    made = record(port=12345678, count=12, none=None, yes=True)
+    line = json.loads(JsonFormatter(["12345678"]).format(made))
+    assert (line["port"], line["count"], line["none"], line["yes"]) == ("***", 12, None, True)
 
 
 def test_set_up_again_replaces_what_it_set_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +148,12 @@ def test_what_is_the_rows_fault(
 def test_a_row_is_not_blamed_for_an_engine_that_stops_capturing(tap: FakeTap, tmp_path: Path) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
-            return httpx.Response(200, json={"capture": "off", "reason": "the breaker tripped"})
+            return httpx.Response(200, json={"capture": "off", "reason": "the breaker tripped" * 10**5})
         return httpx.Response(500, json={"error": {"message": "engine core died"}})
 
-    with pytest.raises(EngineUnavailable, match="breaker tripped"):
+    with pytest.raises(EngineUnavailable, match="breaker tripped") as raised:
         engine_that(answer, tmp_path).capture({"prompt": "x", "max_tokens": 1})
+    assert len(str(raised.value)) < 600
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 502, 503])
@@ -159,6 +161,51 @@ def test_what_is_not_the_rows_fault(status: int, tmp_path: Path) -> None:
     engine = engine_that(lambda _: httpx.Response(status, text="<html>"), tmp_path)
     with pytest.raises(EngineUnavailable, match=str(status)):
         engine.capture({"prompt": "x", "max_tokens": 1})
+
+
+ECHO = "SECRET prompt"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 502, 503])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": ECHO}},
+        {"error": {"message": ECHO, "type": "ServiceUnavailableError", "param": None, "code": 503}},
+        {"error": {"message": ECHO, "type": "busy", "code": None}},
+        {"error": {"message": ECHO, "type": ["busy"], "code": 429}},
+        {"error": ECHO},
+        [ECHO],
+    ],
+)
+def test_what_others_answer_for_an_engine_is_not_told(status: int, body: Any, tmp_path: Path) -> None:
+    """It ends in a log, and a proxy may echo the row."""
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, json=body))
+    engine = Engine("http://engine", slice_dir=tmp_path, transport=transport, patience_s=0.0)
+    for ask in (engine.status, partial(engine.capture, {"prompt": ECHO}), engine.metrics):
+        with pytest.raises(EngineUnavailable, match=f"engine answered {status}: no explanation") as raised:
+            ask()
+        assert "SECRET" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(429, "busy"), (503, "capture_off")])
+def test_what_the_tap_says_for_itself_is_told_and_cut(status: int, kind: str, tmp_path: Path) -> None:
+    error = {"message": "the breaker tripped " + "x" * 10**6, "type": kind, "param": None, "code": status}
+    engine = engine_that(lambda _: httpx.Response(status, json={"error": error}), tmp_path)
+    with pytest.raises(
+        EngineUnavailable, match=f"^engine answered {status}: the breaker tripped x"
+    ) as raised:
+        engine.status()
+    assert len(str(raised.value)) < 400
+
+
+def test_an_answer_that_is_no_http_is_not_quoted(tmp_path: Path) -> None:
+    def garbled(request: httpx.Request) -> httpx.Response:
+        raise httpx.RemoteProtocolError(f"illegal status line: {ECHO!r}", request=request)
+
+    with pytest.raises(EngineUnavailable, match="no HTTP") as raised:
+        engine_that(garbled, tmp_path).capture({"prompt": "x"})
+    assert "SECRET" not in str(raised.value)
 
 
 def test_network_failures(tmp_path: Path) -> None:

@@ -341,27 +341,54 @@ def test_a_run_that_meets_another_engine_than_the_jobs_is_no_bad_run(
     assert list(bench.records.finished(job.id)) == [0]
 
 
-def test_what_an_engine_says_of_a_row_is_in_no_log(
+@pytest.fixture
+def logged(
     bench: Bench,
     taps: tuple[FakeTap, FakeTap],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:
-    for tap in taps:
-        monkeypatch.setattr(tap, "handle", partial(echoing, tap.handle))
-    job, noted = bench.job([{"prompt": "SECRET-A"}, {"prompt": "SECRET-B"}]), Noted()
-    links = Links(noted, bench.pipeline)  # type: ignore[arg-type]
-    runner = BatchRunner("w", lambda: nullcontext(links), Backoff(1.0, 15.0), 60.0)
-    with caplog.at_level("DEBUG"):
-        runner(BatchRef(job_id=job.id, batch=0))
-    assert "none of 2 rows was captured" in caplog.text and "SECRET" not in caplog.text
+) -> Callable[[int], tuple[Noted, str]]:
+    """A batch whose rows every engine answers with a status, in the rows' own words: what is said of it."""
+
+    def run(status: int) -> tuple[Noted, str]:
+        for tap in taps:
+            monkeypatch.setattr(tap, "handle", partial(echoing, tap.handle, status))
+        for engine in bench.engines.each:
+            monkeypatch.setattr(engine, "_patience_s", 0.0)
+        job, noted = bench.job([{"prompt": "SECRET-A"}, {"prompt": "SECRET-B"}]), Noted()
+        links = Links(noted, bench.pipeline)  # type: ignore[arg-type]
+        runner = BatchRunner("w", lambda: nullcontext(links), Backoff(1.0, 15.0), 60.0)
+        with caplog.at_level("DEBUG"):
+            runner(BatchRef(job_id=job.id, batch=0))
+        return noted, caplog.text
+
+    return run
+
+
+def test_what_an_engine_says_of_a_row_is_in_no_log(logged: Callable[[int], tuple[Noted, str]]) -> None:
+    noted, log = logged(500)
+    assert "none of 2 rows was captured" in log and "SECRET" not in log
     assert noted.waits == [] and len(noted.bad) == 1
     assert noted.bad[0].startswith("EngineFailing: none of 2 rows was captured: ")
     assert "SECRET" in noted.bad[0]
 
 
-def echoing(handle: Callable[..., Any], method: str, path: str, key: str | None, body: dict[str, Any]) -> Any:
-    """Answer 500 to every capture, in the row's own words."""
+@pytest.mark.parametrize("status", [403, 429, 502, 503])
+def test_what_is_answered_for_an_engine_is_in_no_log_and_no_reason(
+    logged: Callable[[int], tuple[Noted, str]], status: int
+) -> None:
+    noted, log = logged(status)
+    assert "it waits" in log and "SECRET" not in log
+    [reason] = noted.waits
+    assert reason.startswith(f"engine answered {status}: no explanation") and noted.bad == []
+
+
+def echoing(
+    handle: Callable[..., Any], refused_with: int, method: str, *rest: Any
+) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """Answer a status to every capture, in the row's own words."""
     if method == "POST":
-        return 500, {}, {"error": {"message": f"can't do {body['prompt']}"}}
-    return handle(method, path, key, body)
+        *_, body = rest
+        return refused_with, {}, {"error": {"message": f"can't do {body['prompt']}"}}
+    answer: tuple[int, dict[str, str], dict[str, Any]] = handle(method, *rest)
+    return answer

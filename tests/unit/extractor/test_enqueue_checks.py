@@ -11,7 +11,7 @@ from tests.unit.extractor.conftest import Service
 
 from taphouse.errors import BadRequest
 from taphouse.wire import Engine, Job, JobOptions
-from taphouse_extractor.fitting import longest_prompt, refusal
+from taphouse_extractor.fitting import Refusal, longest_prompt, refusal, refused_by_all
 
 Serve = Callable[..., Service]
 
@@ -100,3 +100,19 @@ def test_one_engine_of_several_is_enough() -> None:
     assert longest_prompt([small, large], options) == 80
     assert longest_prompt([small, large, unknown], options) is None
     assert longest_prompt([small], options) is None
+
+
+def test_a_refusal_by_all_engines_says_each_ones_reason() -> None:
+    first = Engine(url="a", capture="on", layers=[1, 2])
+    second = Engine(url="b", capture="off", layers=[2], seeds=False)
+    options = JobOptions(layers=[3])
+    assert refused_by_all([first, second], options) == Refusal(
+        "options.layers", "engine a taps 1, 2, not 3; engine b taps 2, not 3"
+    )
+    seeded = JobOptions(layers=[1, 2], seed=1, temperature=0.5)
+    assert refused_by_all([first, second], seeded) is None, "the first takes it"
+    strict = first.model_copy(update={"seeds": False})
+    refused = refused_by_all([strict, second], seeded)
+    assert refused is not None and refused.param == "options"
+    assert "engine a refuses seeded" in refused.why and "engine b taps 2, not 1" in refused.why
+    assert refused_by_all([], options) is None

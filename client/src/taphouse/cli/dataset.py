@@ -155,13 +155,11 @@ def parse_row(line: bytes, generate: bool = False) -> Row:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"a row is a JSON object, this is {_json_kind(value)}")
-    try:
-        row = Row.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise ValueError(f"{'.'.join(str(part) for part in first['loc'][:2])}: {first['msg']}") from None
-    if any(word in line for word in (b"NaN", b"Infinity", b"\\u")):
-        _check_sendable(value, row)
+    if b"\\u" in line:
+        _check_text(value)
+    row = _as_the_service_reads(line)
+    if b"NaN" in line or b"Infinity" in line:
+        _check_numbers(row)
     kind = kind_of(row)
     if kind is None:
         raise ValueError("it has none of messages, prompt and text")
@@ -172,12 +170,30 @@ def parse_row(line: bytes, generate: bool = False) -> Row:
     return row
 
 
-def _check_sendable(value: dict[str, Any], row: Row) -> None:
+def _as_the_service_reads(line: bytes) -> Row:
+    """pydantic's reader takes less nesting than Python's."""
+    try:
+        return Row.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        if first["type"] == "json_invalid" and "recursion limit" in first["msg"]:
+            raise ValueError("nested too deeply") from None
+        where = ".".join(str(part) for part in first["loc"][:2])
+        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+def _check_text(value: dict[str, Any]) -> None:
     """Python reads more than JSON may hold."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("it holds half of a surrogate pair, which is no text") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _check_numbers(row: Row) -> None:
+    """So does pydantic."""
     try:
         json.dumps(row.model_dump(), allow_nan=False)
     except ValueError:

@@ -7,6 +7,8 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,11 +90,11 @@ def extract(
         chat_template_kwargs=template_arguments(chat_template_kwargs),
     )
     rows = _rows(prompts, file, chat)
-    _check_target(out, force)
-    with session.client() as client, items_bar(session.err, f"extracting {len(rows)} rows", None):
-        body = client.extract(rows, options)
-    path = out or Path(f"extract-{hashlib.sha256(body).hexdigest()[:12]}.safetensors")
-    _write(path, body)
+    with _staged(out, force) as staged:
+        with session.client() as client, items_bar(session.err, f"extracting {len(rows)} rows", None):
+            body = client.extract(rows, options)
+        path = out or Path(f"extract-{hashlib.sha256(body).hexdigest()[:12]}.safetensors")
+        _write(staged, body, path)
     facts = shard_facts(path)
     session.show(facts, lambda: render.extract_summary(facts))
 
@@ -128,13 +130,28 @@ def _row(prompt: str, chat: bool) -> Row:
     return Row(messages=[{"role": "user", "content": prompt}]) if chat else Row(prompt=prompt)
 
 
-def _check_target(out: Path | None, force: bool) -> None:
-    """Before anything is sent: the shard will have a place."""
-    if out is not None and out.exists() and not force:
-        raise UsageProblem(f"{out} exists already", "give another --out, or --force")
-    directory = Path() if out is None else out.parent
-    if not directory.is_dir() or not os.access(directory, os.W_OK):
-        raise UsageProblem(f"can't write into the directory {directory}", "give another place with --out")
+@contextmanager
+def _staged(out: Path | None, force: bool) -> Iterator[Path]:
+    """An empty file beside the shard's place, made before anything is sent and gone afterwards.
+
+    Raises:
+        UsageProblem: the place is taken, or nothing can be written there.
+    """
+    directory, name = (Path(), "extract") if out is None else (out.parent, out.name)
+    try:
+        if out is not None and out.exists() and not (force and out.is_file()):
+            raise UsageProblem(f"{out} exists already", "give another --out, or --force for a file")
+        descriptor, staged = tempfile.mkstemp(dir=directory, prefix=f".{name}.")
+    except OSError as error:
+        raise UsageProblem(
+            f"{out or 'the shard'} can't be written into {directory}: {error.strerror}",
+            "give another place with --out",
+        ) from error
+    os.close(descriptor)
+    try:
+        yield Path(staged)
+    finally:
+        Path(staged).unlink(missing_ok=True)
 
 
 def template_arguments(text: str | None) -> dict[str, Any] | None:
@@ -161,22 +178,17 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _write(path: Path, body: bytes) -> None:
-    """Write beside and rename, so that a file with this name is always whole."""
+def _write(staged: Path, body: bytes, path: Path) -> None:
+    """Write the staged file and rename it, so that a file with this name is always whole."""
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(name).chmod(0o666 & ~umask)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with staged.open("wb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        staged.chmod(0o666 & ~umask)
+        staged.replace(path)
     except OSError as error:
         raise CliError(f"{path} can't be written: {error.strerror}", "give another --out") from error
 

@@ -36,6 +36,7 @@ from taphouse.slices import (
 )
 from taphouse_extractor.engine_http import ask, encode_body, error_of, explain, json_of
 from taphouse_extractor.errors import CaptureFailed, EngineUnavailable
+from taphouse_extractor.fitting import trouble, view_of
 from taphouse_extractor.rows import describe
 
 __all__ = ["Capture", "Engine", "in_order", "meta_of"]
@@ -148,9 +149,9 @@ class Engine:
             raise EngineUnavailable(explain(answer))
 
     def _require_capture(self) -> None:
-        status = self.status()
-        if status.get("capture") != "on":
-            raise EngineUnavailable(f"capture is off: {status.get('reason')}")
+        sick = trouble(view_of(self.url, self.status()))
+        if sick is not None:
+            raise EngineUnavailable(sick)
 
     def metrics(self) -> str:
         """vLLM's own `/metrics`, as text; raises `EngineUnavailable`."""

@@ -26,6 +26,17 @@ MAX_ANSWER_BYTES = 64 << 20
 RETRY_AFTER_CAP_S = 60.0
 """The longest wait that an engine's Retry-After is believed."""
 
+REFUSED, FAILED = (400, 413, 422), 500
+"""What such answers say is of a row and may quote it: jobs have it, logs don't."""
+
+OWN_TYPES = {401: "authentication_error", 429: "busy", 503: "capture_off"}
+"""What other answers say is logged, and whoever stands before an engine may echo a row in it: nothing is told
+of one that isn't in the form of the tap's own refusals.
+"""
+
+WORDS = 300
+"""Characters that are told of an answer."""
+
 
 def ask(
     http: httpx.Client, url: str, method: str, path: str, *, within_s: float, **request: Any
@@ -46,6 +57,8 @@ def ask(
                     raise EngineTimeout(f"the engine at {url} did not answer in time")
     except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
         raise EngineTimeout(f"the engine at {url} did not answer in time") from error
+    except httpx.RemoteProtocolError as error:  # its text may quote the answer
+        raise EngineUnavailable(f"the engine at {url} broke off, or answered what is no HTTP") from error
     except httpx.RequestError as error:
         raise EngineUnavailable(f"can't reach the engine at {url}: {error}") from error
     plain = {name: value for name, value in answer.headers.items() if name != "content-encoding"}
@@ -63,9 +76,9 @@ def encode_body(body: dict[str, Any]) -> bytes:
 def error_of(answer: httpx.Response) -> EngineError:
     """What an answer other than 200 means for a row."""
     status, reason = answer.status_code, explain(answer)
-    if status in (400, 413, 422):
+    if status in REFUSED:
         return RowRefused(reason)
-    if status == 500:
+    if status == FAILED:
         return CaptureFailed(reason)
     try:
         wait = float(answer.headers.get("Retry-After", ""))
@@ -77,12 +90,21 @@ def error_of(answer: httpx.Response) -> EngineError:
 
 def explain(answer: httpx.Response) -> str:
     """Say in one sentence why an answer is no 200."""
-    try:
-        message = str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        message = "no explanation"
+    status = answer.status_code
     hint = {401: " (check engine_key)", 403: " (check engine_key)", 404: " (is the tap's endpoint loaded?)"}
-    return f"engine answered {answer.status_code}: {message:.500}{hint.get(answer.status_code, '')}"
+    return f"engine answered {status}: {_words(answer) or 'no explanation'}{hint.get(status, '')}"
+
+
+def _words(answer: httpx.Response) -> str | None:
+    """What an answer says for itself, cut; None where that may not be told."""
+    status = answer.status_code
+    try:
+        error = answer.json()["error"]
+        message = str(error["message"])
+        own = status in OWN_TYPES and (error["type"], error["code"]) == (OWN_TYPES[status], status)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return message[:WORDS] if own or status in (*REFUSED, FAILED) else None
 
 
 def json_of(answer: httpx.Response) -> dict[str, Any]:

@@ -22,6 +22,7 @@ __all__ = [
     "misfit",
     "none_fits",
     "refusal",
+    "refused_by_all",
     "trouble",
     "view_of",
 ]
@@ -58,9 +59,9 @@ class Needs:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The option for which an engine would refuse every row, and why."""
+    """The option (`options.<name>`) for which an engine would refuse every row, and why."""
 
-    option: str
+    param: str
     why: str
 
 
@@ -137,14 +138,23 @@ def refusal(engine: EngineView, options: JobOptions) -> Refusal | None:
     missing = sorted(set(options.layers or ()) - set(engine.layers)) if engine.layers is not None else []
     if missing and engine.layers is not None:
         tapped, wanted = (", ".join(map(str, layers)) for layers in (engine.layers, missing))
-        return Refusal("layers", f"engine {engine.url} taps {tapped}, not {wanted}")
+        return Refusal("options.layers", f"engine {engine.url} taps {tapped}, not {wanted}")
     if options.seed is not None and options.temperature and engine.seeds is False:
         why = f"engine {engine.url} refuses seeded sampling: leave out seed, or set temperature to 0"
-        return Refusal("seed", why)
+        return Refusal("options.seed", why)
     if engine.max_model_len is not None and options.max_tokens >= engine.max_model_len:
         why = f"engine {engine.url} has room for {engine.max_model_len} tokens, prompt and answer together"
-        return Refusal("max_tokens", why)
+        return Refusal("options.max_tokens", why)
     return None
+
+
+def refused_by_all(engines: Sequence[EngineView], options: JobOptions) -> Refusal | None:
+    """Why each of these engines would refuse every row with these options; None while one would not."""
+    found = [one for engine in engines if (one := refusal(engine, options)) is not None]
+    if not found or len(found) < len(engines):
+        return None
+    params = {one.param for one in found}
+    return Refusal(params.pop() if len(params) == 1 else "options", "; ".join(one.why for one in found))
 
 
 def longest_prompt(engines: Sequence[EngineView], options: JobOptions) -> int | None:

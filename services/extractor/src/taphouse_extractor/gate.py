@@ -83,7 +83,5 @@ class Gate:
         """
         refused = self._monitors.refusal(options)
         if refused is not None:
-            raise InvalidRequest(
-                f"options.{refused.option}: {refused.why}", param=f"options.{refused.option}"
-            )
+            raise InvalidRequest(f"{refused.param}: {refused.why}", param=refused.param)
         return self._monitors.longest_prompt(options)

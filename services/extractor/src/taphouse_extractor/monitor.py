@@ -12,7 +12,15 @@ from taphouse.wire import JobOptions, Latency
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.engines import Engines
 from taphouse_extractor.errors import EngineError
-from taphouse_extractor.fitting import Needs, Refusal, longest_prompt, none_fits, refusal, trouble, view_of
+from taphouse_extractor.fitting import (
+    Needs,
+    Refusal,
+    longest_prompt,
+    none_fits,
+    refused_by_all,
+    trouble,
+    view_of,
+)
 from taphouse_extractor.governor.report import read_report
 from taphouse_extractor.latency import LatencyWindow, ProductionWindow
 
@@ -91,8 +99,7 @@ class Monitors:
     def refusal(self, options: JobOptions) -> Refusal | None:
         """Why every engine would refuse every row of a job; None while one isn't known to."""
         views = self.views
-        found = [refusal(view, options) for view in views]
-        return found[0] if found and None not in found and len(views) == len(self.each) else None
+        return refused_by_all(views, options) if len(views) == len(self.each) else None
 
     def longest_prompt(self, options: JobOptions) -> int | None:
         """Tokens that a row's prompt may have; None while that isn't known."""
