@@ -56,6 +56,7 @@ class FakeTap:
     """One engine start. `off` is why capture is off (503), `full` answers 429 that many times.
 
     `failing` is a status that every capture is answered with, `hanging` keeps captures without an answer.
+    `canary` is how one that is run now ends, `canaries` how many were.
     `isolation` and `latency` are those sections of the status, None for a tap without; `quotas` what was set.
     """
 
@@ -78,6 +79,8 @@ class FakeTap:
     isolation: dict[str, Any] | None = field(default_factory=two_classes)
     latency: dict[str, Any] | None = None
     quotas: list[dict[str, Any]] = field(default_factory=list)
+    canary: dict[str, Any] = field(default_factory=lambda: {"state": "passed", "reason": None})
+    canaries: int = 0
 
     def __post_init__(self) -> None:
         self.start = open_start(self.slice_dir, f"fake-{secrets.token_hex(4)}")
@@ -94,6 +97,9 @@ class FakeTap:
             return 200, {}, self.status()
         if (method, path) == ("POST", "/v1/hidden_states"):
             return self.capture(body)
+        if (method, path) == ("POST", "/v1/hidden_states/canary"):
+            self.canaries += 1
+            return (200 if self.canary.get("state") == "passed" else 503), {}, self.canary
         if (method, path) == ("PUT", "/v1/hidden_states/quota") and self.isolation is not None:
             self.quotas.append({**body, "expires_at": time.time() + body["ttl_s"]})
             return 200, {}, self.quota()
@@ -120,7 +126,7 @@ class FakeTap:
             "start_id": self.start.start_id,
             "fingerprint_id": fingerprint_id(self.fingerprint),
             "versions": {"vllm": "fake", "tap": "fake"},
-            "canary": {"state": "passed"},
+            "canary": {"state": "passed"},  # the one of the start
             "dtype": "float32",
             "max_model_len": self.max_model_len,
             "seeds": self.seeds,

@@ -187,7 +187,8 @@ class FakeApi(httpx.BaseTransport):
             ("GET", "/v1/queue"): lambda _: _json(self.status),
             ("GET", "/v1/governor"): lambda _: _json(self.governor),
             ("POST", "/v1/governor"): self._order,
-            ("GET", "/v1/doctor"): lambda _: httpx.Response(200, json=[c.model_dump() for c in self.checks]),
+            ("GET", "/v1/doctor"): self._doctor,
+            ("POST", "/v1/doctor"): self._doctor,
             ("POST", "/v1/extract"): lambda _: _file(make_shard(), self.corrupt),
             ("POST", "/v1/jobs"): self._new_job,
             ("GET", "/v1/jobs"): lambda asked: _json(
@@ -207,6 +208,10 @@ class FakeApi(httpx.BaseTransport):
         shards = [entry for entry in self.entries if entry.seq > after][:limit]
         head = self.entries[-1].seq if self.entries else 0
         return _json(ShardList(shards=shards, next_after=shards[-1].seq if shards else after, head=head))
+
+    def _doctor(self, request: httpx.Request) -> httpx.Response:
+        ran = [Check(check="canary", ok=True, detail="passed")] if request.method == "POST" else []
+        return httpx.Response(200, json=[check.model_dump() for check in [*self.checks, *ran]])
 
     def _order(self, request: httpx.Request) -> httpx.Response:
         order = GovernorOrder.model_validate_json(self.bodies[-1])

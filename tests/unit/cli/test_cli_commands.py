@@ -523,6 +523,14 @@ def test_doctor_says_all_is_well(cli, api):
     assert cli("doctor").exit_code == 0
 
 
+def test_doctor_has_canaries_run_when_asked(cli, api):
+    assert [check["check"] for check in cli.json("doctor", "--canary")["checks"]] == [
+        "api",
+        "redis",
+        "canary",
+    ]
+
+
 def test_doctor_says_what_fails_and_what_to_do(cli, api):
     api.checks.append(
         Check(check="canary", ok=False, detail="other tokens", advice="relaunch with [version]")

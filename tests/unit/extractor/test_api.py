@@ -20,7 +20,7 @@ from taphouse.client import Taphouse
 from taphouse.errors import ApiError, BadRequest, NotFound, TooBusy, TooLarge, Unauthorized, Unavailable
 from taphouse.shards import Shard, verify_shard
 from taphouse.store import put_json
-from taphouse.wire import JobOptions, SampleQuery
+from taphouse.wire import Check, JobOptions, SampleQuery
 
 Serve = Callable[..., Service]
 ROUTES = [
@@ -349,6 +349,24 @@ def test_jobs_still_answer_while_redis_is_away(serve: Serve) -> None:
     ready = service.client.ready()
     assert not ready.ready
     assert [check.check for check in ready.checks if not check.ok] == ["redis"]
+
+
+def test_doctor_runs_a_canary_when_asked(serve: Serve) -> None:
+    service = serve()
+    tap = service.bench.tap
+    tap.canary = {"state": "failed", "reason": "row 3 gives another token"}
+
+    def canary(**asked: bool) -> Check:
+        return next(check for check in service.client.doctor(**asked) if check.check == "canary")
+
+    assert canary().ok and tap.canaries == 0
+    said = canary(canary=True)
+    assert not said.ok and "row 3 gives another token" in said.detail and tap.canaries == 1
+    tap.canary = {"error": {"message": "no room for a canary"}}
+    said = canary(canary=True)
+    assert not said.ok and "no room for a canary" in said.detail
+    tap.canary = {"state": "passed", "reason": None}
+    assert canary(canary=True).ok and tap.canaries == 3
 
 
 def test_doctor_names_each_broken_link(serve: Serve) -> None:

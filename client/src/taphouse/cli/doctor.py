@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from taphouse.cli.boundary import describe
 from taphouse.cli.exits import CheckFailed, CliError, ExitCode
@@ -22,7 +24,15 @@ class Unreached(CliError):
 
 
 @with_session()
-def doctor(session: Session) -> None:
+def doctor(
+    session: Session,
+    canary: Annotated[
+        bool,
+        typer.Option(
+            "--canary", help="Have every engine run its canary now: a few tokens, captured and compared."
+        ),
+    ] = False,
+) -> None:
     """Check every link: the API, and from there engine, slice mount, Redis, store, workers, trainer.
 
     Exits with 0 when all is well, 3 when the API can't be reached, 6 when a check failed.
@@ -31,7 +41,7 @@ def doctor(session: Session) -> None:
     from taphouse.cli.terminal import items_bar
 
     with session.client() as client, items_bar(session.err, "checking every link", None):
-        reached, checks = _checks(str(session.settings.url), client)
+        reached, checks = _checks(str(session.settings.url), client, canary=canary)
     failed = [check for check in checks if not check.ok]
     document = {"ok": not failed, "checks": [check.model_dump(mode="json") for check in checks]}
     session.show(document, lambda: render.checks_table(checks))
@@ -44,7 +54,7 @@ def doctor(session: Session) -> None:
         )
 
 
-def _checks(url: str, client: Taphouse) -> tuple[bool, list[Check]]:
+def _checks(url: str, client: Taphouse, *, canary: bool) -> tuple[bool, list[Check]]:
     """Whether the API answers, and all checks in the order of the links."""
     from taphouse import __version__
     from taphouse.errors import TaphouseError
@@ -65,7 +75,7 @@ def _checks(url: str, client: Taphouse) -> tuple[bool, list[Check]]:
             )
         )
     try:
-        checks += client.doctor()
+        checks += client.doctor(canary=canary)
     except TaphouseError as error:
         checks.append(_failed("api's own checks", error))
     return True, checks

@@ -263,9 +263,10 @@ class Taphouse:
         """Whether it can take work, and if not, which check says so."""
         return parse(self._send("GET", "/ready", accept=(503,)), Ready)
 
-    def doctor(self) -> list[Check]:
-        """What the service finds when it looks at each of its links."""
-        answer = self._send("GET", "/v1/doctor", timeout=max(60.0, self._timeout))
+    def doctor(self, *, canary: bool = False) -> list[Check]:
+        """What the service finds when it looks at each link; with `canary` every engine ran its own first."""
+        method = "POST" if canary else "GET"
+        answer = self._send(method, "/v1/doctor", timeout=max(60.0, self._timeout))
         try:
             return TypeAdapter(list[Check]).validate_json(answer.content)
         except ValidationError as error:

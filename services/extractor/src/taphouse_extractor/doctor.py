@@ -52,10 +52,10 @@ class Doctor:
         """What the service needs to take work: store and Redis."""
         return [self._check_store(), self._check_redis()]
 
-    def examine(self) -> list[Check]:
-        """Every link."""
+    def examine(self, *, canary: bool = False) -> list[Check]:
+        """Every link; with `canary` every engine runs its canary first."""
         checks = [*self.ready(), self._check_disk()]
-        said = abreast(_ask, self._engines)
+        said = abreast(_ask_after_canary if canary else _ask, self._engines)
         for engine, status in zip(self._engines, said, strict=True):
             several = f" of {engine.url}" if len(self._engines) > 1 else ""
             found = _links(engine, status)
@@ -144,6 +144,16 @@ def _ask(engine: Engine) -> dict[str, Any] | EngineError:
         return error
 
 
+def _ask_after_canary(engine: Engine) -> dict[str, Any] | EngineError:
+    """The same once its canary has run; where it can't, the status says so in the canary's place."""
+    try:
+        ran = engine.canary()
+    except EngineError as error:
+        ran = {"state": "not run", "reason": str(error)}
+    said = _ask(engine)
+    return {**said, "canary": ran} if isinstance(said, dict) else said
+
+
 def _links(engine: Engine, status: dict[str, Any] | EngineError) -> list[Check]:
     """One engine's links."""
     if isinstance(status, EngineError):
@@ -227,7 +237,7 @@ def _canary(status: dict[str, Any]) -> Check:
     advice = (
         None
         if ok
-        else "Captured states must give the engine's own tokens; POST /v1/hidden_states/canary retries"
+        else "Captured states must give the engine's own tokens; `taphouse doctor --canary` runs it again"
     )
     return Check(check="canary", ok=ok, detail=detail, advice=advice)
 

@@ -44,6 +44,9 @@ __all__ = ["Capture", "Engine", "in_order", "meta_of"]
 CAPTURE_WAITS_S = (0.5, 2.0)
 """A capture that failed is tried again after each of these."""
 
+CANARY_S = 30.0
+"""The longest wait for a canary, which production may hold up."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -147,6 +150,14 @@ class Engine:
         answer = self._send("PUT", "/v1/hidden_states/quota", json=quota, timeout=2.0)
         if answer.status_code != 200:
             raise EngineUnavailable(explain(answer))
+
+    def canary(self) -> dict[str, Any]:
+        """`POST /v1/hidden_states/canary`: how a canary that is run now ended; raises as `status` does."""
+        answer = self._send("POST", "/v1/hidden_states/canary", timeout=CANARY_S)
+        found = json_of(answer) if answer.status_code in (200, 503) else {}
+        if "state" not in found:
+            raise EngineUnavailable(explain(answer))
+        return found
 
     def _require_capture(self) -> None:
         sick = trouble(view_of(self.url, self.status()))

@@ -44,6 +44,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/events"): Rule(Role.READ, wide=True),
     ("GET", "/v1/history"): Rule(Role.READ, wide=True),
     ("GET", "/v1/doctor"): Rule(Role.READ, wide=True),
+    ("POST", "/v1/doctor"): Rule(Role.SUBMIT, wide=True),
     ("GET", "/v1/governor"): Rule(Role.READ, wide=True),
     ("POST", "/v1/governor"): Rule(Role.ADMIN, wide=True),
     ("GET", "/v1/jobs"): Rule(Role.READ),

@@ -34,6 +34,12 @@ def doctor(here: Here) -> list[Check]:
     return here.doctor.examine()
 
 
+@guarded.post("/v1/doctor")
+def doctor_with_canary(here: Here) -> list[Check]:
+    """The same, once every engine has run its canary: a few tokens captured and compared."""
+    return here.doctor.examine(canary=True)
+
+
 @open_router.get("/health")
 def health() -> Health:
     """The process answers."""
