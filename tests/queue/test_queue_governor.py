@@ -16,7 +16,7 @@ from tests.unit.extractor.governed import Clock, ModelledEngine
 from tests.unit.extractor.governing import Production
 
 from taphouse.client import Taphouse
-from taphouse.wire import GovernorMode, GovernorOrder
+from taphouse.wire import GovernorMode
 from taphouse_extractor.governor.loop import Governor
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.verdicts import Bounds
@@ -96,8 +96,6 @@ def test_the_state_survives_its_leader(cluster: Cluster, tmp_path: Path) -> None
     assert third.step()
     again = memory.view()
     assert again is not None and again.stopped
-    memory.give(GovernorOrder(mode=GovernorMode.STOPPED))
-    assert memory.order().mode is GovernorMode.STOPPED
 
 
 def test_an_order_outlives_the_api_and_the_quota_does_not(cluster: Cluster) -> None:
@@ -145,8 +143,11 @@ def test_a_stop_stops_extraction_and_auto_lets_it_run(cluster: Cluster) -> None:
     wait_for("a governor leads", lambda: cluster.client.governor().updated_at)
     cluster.client.govern(GovernorMode.STOPPED)
     wait_for("the engine was told", lambda: quota(cluster)["stopped"], 5)
+    cluster.redis.flushall()  # the order is the store's
     job = cluster.enqueue(8)
+    wait_for("a governor leads again", lambda: cluster.client.governor().updated_at)
     time.sleep(3)  # three rounds of the feeder
+    assert quota(cluster)["stopped"] and cluster.client.governor().mode is GovernorMode.STOPPED
     assert cluster.client.job(job.id).succeeded == 0
     assert "stopped by the operator" in (cluster.client.queue().paused or "")
     cluster.client.govern(GovernorMode.AUTO)

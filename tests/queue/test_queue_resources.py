@@ -28,8 +28,8 @@ import pytest
 from tests.queue.conftest import Cluster, wait_for
 from tests.queue.disks import Disks
 
-from taphouse.errors import TaphouseError
-from taphouse.wire import Job
+from taphouse.errors import TaphouseError, Unavailable
+from taphouse.wire import GovernorMode, Job
 
 QUICK = {
     "TAPHOUSE_EXTRACTOR_BACKOFF_BASE_S": "0.1",
@@ -121,6 +121,8 @@ def test_store_read_only(cluster: Cluster, disks: Disks) -> None:
     paused(cluster, "Read-only")
     stands(cluster, job)
     assert "Read-only" in refused(cluster)
+    with pytest.raises(Unavailable, match=r"order can't be kept, and 'auto' stays in force: .*Read-only"):
+        cluster.client.govern(GovernorMode.STOPPED)
     disks.remount("store", "rw")
     ends_whole(cluster, job)
 

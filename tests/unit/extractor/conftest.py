@@ -30,6 +30,7 @@ from taphouse_extractor.engine import Engine
 from taphouse_extractor.engines import Engines
 from taphouse_extractor.gate import Gate
 from taphouse_extractor.governor.memory import Memory
+from taphouse_extractor.governor.orders import Orders
 from taphouse_extractor.governor.panel import Panel
 from taphouse_extractor.jobs import QueueView
 from taphouse_extractor.leases import Tries, Waits
@@ -168,6 +169,7 @@ class Bench:
     monitors: Monitors
     overview: Overview
     memory: Memory
+    orders: Orders
 
     def job(self, rows: list[Any], **options: Any) -> JobRecord:
         """Spool rows (dicts, or lines as they are) into a job."""
@@ -205,7 +207,7 @@ def bench(tmp_path: Path, tap: FakeTap, engines: Engines) -> Bench:
     store = LocalStore(tmp_path / "store")
     records, ledger, engine = Records(store), Ledger(store), engines.each[0]
     progress, queue, leases, monitors = Progress(records), FakeQueue(), FakeLeases(), Monitors(engines)
-    memory = Memory(FakeRedis(), prefix="taphouse:test", ttl_s=5.0)
+    memory, orders = Memory(FakeRedis(), prefix="taphouse:test", ttl_s=5.0), Orders(store)
     overview = Overview(
         progress=progress,
         store=store,
@@ -213,7 +215,7 @@ def bench(tmp_path: Path, tap: FakeTap, engines: Engines) -> Bench:
         queue=queue,  # type: ignore[arg-type]
         leases=leases,  # type: ignore[arg-type]
         monitors=monitors,
-        governor=Panel(memory, enabled=True).shown,
+        governor=Panel(memory, orders, enabled=True).shown,
         unconsumed=Backlog(store, ledger, 0).shown,
         retention=Retention(records, ledger, RetentionPolicy("consumed")).shown,
     )
@@ -232,6 +234,7 @@ def bench(tmp_path: Path, tap: FakeTap, engines: Engines) -> Bench:
         monitors,
         overview,
         memory,
+        orders,
     )
 
 
@@ -263,7 +266,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
         most_watchers: int = 8,
         open_metrics: bool = True,
     ) -> Service:
-        panel = Panel(bench.memory, enabled=governor)
+        panel = Panel(bench.memory, bench.orders, enabled=governor)
         gate = Gate(bench.store, bench.monitors, min_free_bytes, panel.stopped)
         pulse = Pulse(lambda: bench.overview.queue(gate.paused()), lambda: bench.overview.jobs(100))
         datasets = tmp_path / "datasets"

@@ -23,7 +23,14 @@ Serve = Callable[..., Service]
 
 
 def governor_of(bench: Bench) -> Governor:
-    return Governor(engines=[bench.engine], memory=bench.memory, bounds=Bounds(), ttl_s=10.0, name="one")
+    return Governor(
+        engines=[bench.engine],
+        memory=bench.memory,
+        bounds=Bounds(),
+        ttl_s=10.0,
+        order=bench.orders.now,
+        name="one",
+    )
 
 
 def latency(itl_s: float, count: int, running: int = 3) -> dict[str, object]:
@@ -90,7 +97,7 @@ def test_wrong_orders_are_refused(serve: Serve, body: dict[str, object]) -> None
     headers = {"Authorization": f"Bearer {TOKEN}"}
     answer = httpx.post(service.url + "/v1/governor", json=body, headers=headers)
     assert answer.status_code == 422
-    assert service.bench.memory.order().mode is GovernorMode.AUTO
+    assert service.bench.orders.look().mode is GovernorMode.AUTO
     with pytest.raises(ValueError, match="busy_ms"):
         service.client.govern(GovernorMode.PINNED)
 
@@ -112,11 +119,33 @@ def test_without_redis_it_is_503_and_the_queue_still_answers(serve: Serve) -> No
     fake.away = True
     with pytest.raises(Unavailable, match="Redis"):
         service.client.governor()
-    with pytest.raises(Unavailable, match="Redis"):
-        service.client.govern(GovernorMode.AUTO)
+    with pytest.raises(Unavailable, match="the order is kept, and no governor can follow it yet: Redis"):
+        service.client.govern(GovernorMode.STOPPED)
     assert service.client.queue().governor is None
     [check] = [check for check in service.client.doctor() if check.check == "governor"]
     assert not check.ok and check.advice
+    fake.away = False
+    fake.values.clear()  # it comes back empty
+    governor_of(service.bench).step()
+    assert service.bench.tap.quota()["stopped"] and service.client.governor().mode is GovernorMode.STOPPED
+
+
+def test_an_order_that_the_store_can_not_keep_is_an_error_and_the_last_one_stays(serve: Serve) -> None:
+    service = serve()
+    governor = governor_of(service.bench)
+    service.client.govern(GovernorMode.STOPPED)
+    path = service.bench.store.root / "governor"
+    path.rename(path.with_name("moved"))
+    path.write_text("a file where the directory was")
+    with pytest.raises(Unavailable, match=r"can't be kept, and 'stopped' stays in force: .*governor/order"):
+        service.client.govern(GovernorMode.AUTO)
+    service.bench.orders.look()
+    governor.step()
+    assert service.bench.tap.quota()["stopped"] and "stopped by" in (service.client.queue().paused or "")
+    path.unlink()
+    service.client.govern(GovernorMode.AUTO)
+    governor.step()
+    assert not service.bench.tap.quota()["stopped"]
 
 
 def test_metrics(serve: Serve) -> None:

@@ -13,10 +13,13 @@ from tests.queue.fake_tap import FakeTap, two_classes
 from tests.unit.extractor.governed import Clock, ModelledEngine
 from tests.unit.extractor.governing import FakeRedis, Production
 
+from taphouse.store import LocalStore
 from taphouse.wire import GovernorMode, GovernorOrder
 from taphouse_extractor.errors import EngineTimeout
 from taphouse_extractor.governor.loop import Governor
 from taphouse_extractor.governor.memory import Memory
+from taphouse_extractor.governor.orders import Orders
+from taphouse_extractor.governor.state import Order
 from taphouse_extractor.governor.verdicts import Bounds
 
 
@@ -45,16 +48,30 @@ def other_tap(tmp_path: Path) -> FakeTap:
     return FakeTap(tmp_path / "other")
 
 
+@pytest.fixture
+def orders(tmp_path: Path) -> Orders:
+    return Orders(LocalStore(tmp_path / "store"))
+
+
 Make = Callable[..., Governor]
 
 
 @pytest.fixture
-def make(engine: ModelledEngine, store: FakeRedis, clock: Clock) -> Make:
-    def governor(name: str = "one", engines: list[Any] | None = None) -> Governor:
+def make(engine: ModelledEngine, store: FakeRedis, orders: Orders, clock: Clock) -> Make:
+    def governor(
+        name: str = "one", engines: list[Any] | None = None, order: Callable[[], Order] = orders.now
+    ) -> Governor:
         memory = Memory(store, prefix="t", ttl_s=5.0, now=clock)
         made = engines or [engine]
         return Governor(
-            engines=made, memory=memory, bounds=Bounds(), ttl_s=10.0, name=name, monotonic=clock, now=clock
+            engines=made,
+            memory=memory,
+            bounds=Bounds(),
+            ttl_s=10.0,
+            order=order,
+            name=name,
+            monotonic=clock,
+            now=clock,
         )
 
     return governor
@@ -90,9 +107,9 @@ def test_it_moves_the_engines_quota(make: Make, engine: ModelledEngine, memory: 
 
 
 def test_a_quota_is_renewed_while_it_stands_and_ends_by_itself(
-    make: Make, engine: ModelledEngine, memory: Memory, clock: Clock
+    make: Make, engine: ModelledEngine, orders: Orders, clock: Clock
 ) -> None:
-    memory.give(GovernorOrder(mode=GovernorMode.PINNED, busy_ms=7.0))
+    orders.give(GovernorOrder(mode=GovernorMode.PINNED, busy_ms=7.0))
     run(make(), clock, 30)
     assert {quota["busy_ms"] for quota in engine.tap.quotas} == {7.0}
     assert 8 <= len(engine.tap.quotas) <= 11  # a third of its time, not each tick
@@ -189,14 +206,14 @@ def test_a_trip_outlives_its_leader(
 
 
 def test_orders_are_followed_within_a_tick(
-    make: Make, engine: ModelledEngine, memory: Memory, clock: Clock
+    make: Make, engine: ModelledEngine, orders: Orders, clock: Clock
 ) -> None:
     governor = make()
     run(governor, clock, 2)
-    memory.give(GovernorOrder(mode=GovernorMode.STOPPED))
+    orders.give(GovernorOrder(mode=GovernorMode.STOPPED))
     run(governor, clock, 0.5)
     assert engine.tap.quota()["stopped"]
-    memory.give(GovernorOrder(mode=GovernorMode.AUTO))
+    orders.give(GovernorOrder(mode=GovernorMode.AUTO))
     run(governor, clock, 0.5)
     assert not engine.tap.quota()["stopped"]
 
@@ -206,8 +223,7 @@ def test_an_engine_without_the_scheduler_is_stopped_and_allowed(
     make: Make, engine: ModelledEngine, memory: Memory, clock: Clock, section: dict[str, Any] | None
 ) -> None:
     engine.tap.isolation = None if section is None else {**two_classes(), **section}
-    governor = make()
-    memory.give(GovernorOrder(mode=GovernorMode.PINNED, busy_ms=0.0))
+    governor = make(order=lambda: Order(GovernorMode.PINNED, 0.0))
     run(governor, clock, 2)
     view = memory.view()
     assert view is not None and "without the two-class scheduler" in view.reason
@@ -290,10 +306,9 @@ def test_what_redis_holds_may_be_lost_or_broken(
 ) -> None:
     store.values |= {
         "t:governor-state": '{"at": 1}',
-        "t:governor-order": "[]",
         "t:governor-baseline": "{",
     }
-    assert memory.view() is None and memory.order().mode is GovernorMode.AUTO
+    assert memory.view() is None
     governor = make()
     run(governor, clock, 1)
     store.values.clear()

@@ -36,6 +36,7 @@ from taphouse_extractor.errors import MissingExtra
 from taphouse_extractor.feeder import Feeder, FeederLimits
 from taphouse_extractor.gate import Gate
 from taphouse_extractor.governor.loop import Governor
+from taphouse_extractor.governor.orders import Orders
 from taphouse_extractor.governor.panel import Panel
 from taphouse_extractor.jobs import BatchQueue, run_worker
 from taphouse_extractor.leases import PRESENCE_TTL_S, connect, keep_renewing
@@ -72,7 +73,8 @@ def build_api(settings: Settings) -> FastAPI:
     queue = BatchQueue(connect(url, text=False), settings.queue_name, timeout_s=settings.batch_timeout_s)
     monitors = Monitors(engines)
     memory = memory_of(settings)
-    panel = Panel(memory, enabled=settings.governor)
+    orders = Orders(store)
+    panel = Panel(memory, orders, enabled=settings.governor)
     backlog = Backlog(store, ledger, settings.max_unconsumed_bytes)
     policy = RetentionPolicy(settings.retention, settings.retention_age_s)
     retention = Retention(records, ledger, policy)
@@ -137,7 +139,11 @@ def build_api(settings: Settings) -> FastAPI:
     )
 
     governor = Governor(
-        engines=engines.each, memory=memory, bounds=bounds_of(settings), ttl_s=settings.governor_ttl_s
+        engines=engines.each,
+        memory=memory,
+        bounds=bounds_of(settings),
+        ttl_s=settings.governor_ttl_s,
+        order=orders.now,
     )
 
     @asynccontextmanager
@@ -157,6 +163,7 @@ def build_api(settings: Settings) -> FastAPI:
         if settings.governor:
             every = settings.governor_tick_s
             threads.append(threading.Thread(target=governor.run, args=(stop, every), name="governor"))
+            threads.append(threading.Thread(target=orders.run, args=(stop,), name="orders"))
         for thread in threads:
             thread.start()
         try:

@@ -66,7 +66,7 @@ def decide(bounds: Bounds, before: State, seen: Observation, order: Order = AUTO
     state = _perceived(bounds, before, seen)
     state = replace(state, verdicts=judge(bounds, state.window, state.baseline, state.clock_s))
     if order.mode is GovernorMode.STOPPED:
-        return replace(state, mode=order.mode, limit_ms=0.0, stopped=True, reason="stopped by the operator")
+        return replace(state, mode=order.mode, limit_ms=0.0, stopped=True, reason=order.why)
     if before.mode is not order.mode:
         state = _anew(bounds, state, order.mode)
     tripped = _trip(bounds, state, seen, before.extracted)
@@ -100,7 +100,7 @@ def unseen(bounds: Bounds, before: State, dt: float, order: Order = AUTO) -> Sta
         extracted=True,
     )
     if order.mode is GovernorMode.STOPPED:
-        return replace(state, mode=order.mode, limit_ms=0.0, stopped=True, reason="stopped by the operator")
+        return replace(state, mode=order.mode, limit_ms=0.0, stopped=True, reason=order.why)
     held = state.stopped and state.clock_s < state.hold_until
     if before.mode is not order.mode or (state.stopped and not held):
         state = _anew(bounds, state, order.mode)

@@ -23,7 +23,7 @@ from taphouse_extractor.errors import EngineError
 from taphouse_extractor.governor.law import decide, fresh, unseen
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.report import Follower, Report, merged, read_report
-from taphouse_extractor.governor.state import Observation, State
+from taphouse_extractor.governor.state import AUTO, Observation, Order, State
 from taphouse_extractor.governor.verdicts import Bounds
 from taphouse_extractor.governor.view import view_of
 
@@ -70,7 +70,10 @@ class _Link:
 
 
 class Governor:
-    """One of possibly many; only the leader acts. `ttl_s` is how long a quota stands by itself."""
+    """One of possibly many; only the leader acts. `ttl_s` is how long a quota stands by itself.
+
+    `order` says what the operator wants; it never raises and waits for nothing.
+    """
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class Governor:
         memory: Memory,
         bounds: Bounds,
         ttl_s: float,
+        order: Callable[[], Order] = lambda: AUTO,
         timeout_s: float = 2.0,
         name: str | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -86,6 +90,7 @@ class Governor:
     ) -> None:
         self._links = [_Link(engine) for engine in engines]
         self._memory, self._bounds, self._ttl_s, self._timeout_s = memory, bounds, ttl_s, timeout_s
+        self._order = order
         self._name = name or f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self._monotonic, self._now = monotonic, now
         self._leading, self._ticked_at = False, 0.0
@@ -115,7 +120,7 @@ class Governor:
             return False
         if not led:
             self._begin()
-        order = self._memory.order()
+        order = self._order()
         seen = merged([found for found in abreast(self._look, self._links) if found is not None])
         before, at = self._state, self._monotonic()
         if seen is None:

@@ -1,7 +1,6 @@
-"""What Redis keeps of the governor. It may be lost at any time: then it is `auto`, and learns anew.
+"""What Redis keeps of the governor. It may be lost at any time: then it learns anew.
 
 <prefix>:governor-leader     the one that governs; short-lived, renewed at each tick
-<prefix>:governor-order      what the operator wants: mode and pinned limit
 <prefix>:governor-state      the law's state and what is shown of it, of the last tick
 <prefix>:governor-baseline   production's latency without extraction
 
@@ -16,10 +15,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from taphouse.wire import Governor as View
-from taphouse.wire import GovernorOrder
 from taphouse_extractor.governor.baseline import Baseline
 from taphouse_extractor.governor.state import Order, State
 from taphouse_extractor.leases import DROP_IF_MINE, KEEP_IF_MINE, Client
@@ -47,7 +45,7 @@ class Memory:
         self, client: Client, *, prefix: str, ttl_s: float, now: Callable[[], float] = time.time
     ) -> None:
         self._redis, self._ttl_ms, self._now = client, int(ttl_s * 1000), now
-        self._leader, self._order = f"{prefix}:governor-leader", f"{prefix}:governor-order"
+        self._leader = f"{prefix}:governor-leader"
         self._state, self._baseline = f"{prefix}:governor-state", f"{prefix}:governor-baseline"
         self._baseline_at: float | None = None
 
@@ -63,22 +61,6 @@ class Memory:
         """Who leads now."""
         name = self._redis.get(self._leader)
         return None if name is None else str(name)
-
-    def order(self) -> Order:
-        """What the operator wants; `auto` where nothing was said."""
-        text = self._redis.get(self._order)
-        if text is None:
-            return Order()
-        try:
-            said = GovernorOrder.model_validate_json(text)
-        except ValidationError:
-            log.warning("ignored an order that nobody here gave")
-            return Order()
-        return Order(said.mode, said.busy_ms or 0.0)
-
-    def give(self, order: GovernorOrder) -> None:
-        """Keep what the operator wants; the leader takes it up at its next tick."""
-        self._redis.set(self._order, order.model_dump_json())
 
     def load(self, half_life_s: float) -> State | None:
         """The last leader's state, as old as it is by now; None without one. A window is not kept."""
@@ -115,8 +97,8 @@ class Memory:
             self._baseline_at = at
         return kept
 
-    def view(self) -> View | None:
-        """What the last tick showed; an old one says so, None without any."""
+    def view(self, order: Order | None = None) -> View | None:
+        """What the last tick showed; an old one says so, None without any. `order`: what is wanted now."""
         kept = self._redis.get(self._state)
         if kept is None:
             return None
@@ -124,11 +106,11 @@ class Memory:
             view = View.model_validate(json.loads(kept)["view"])
         except (ValueError, KeyError, TypeError):
             return None
-        order = self.order()
+        mode = view.mode if order is None else order.mode
         age = self._now() - (view.updated_at or 0.0)
         if age > STALE_S:
             why = f"no governor has led for {age:.0f} s: the engine's own defaults are in force"
-            return view.model_copy(update={"mode": order.mode, "reason": why})
-        if order.mode is not view.mode:
-            view = view.model_copy(update={"mode": order.mode, "reason": "ordered, in force in a moment"})
+            return view.model_copy(update={"mode": mode, "reason": why})
+        if mode is not view.mode:
+            view = view.model_copy(update={"mode": mode, "reason": "ordered, in force in a moment"})
         return view

@@ -1,13 +1,15 @@
-"""The governor as the API, the gate and the doctor of any process see it: through Redis."""
+"""The governor as the API, the gate and the doctor of any process see it: through Redis and the store."""
 
 from __future__ import annotations
 
 import redis
 
+from taphouse.errors import StoreError
 from taphouse.wire import Check, GovernorMode, GovernorOrder
 from taphouse.wire import Governor as View
 from taphouse_extractor.errors import Conflict, NotAccepting
 from taphouse_extractor.governor.memory import Memory
+from taphouse_extractor.governor.orders import Orders
 
 __all__ = ["Panel"]
 
@@ -18,8 +20,8 @@ NONE = "no governor leads: the engine's own defaults are in force"
 class Panel:
     """Shows the governor and takes the operator's orders. `enabled` is the setting."""
 
-    def __init__(self, memory: Memory, *, enabled: bool) -> None:
-        self._memory, self._enabled = memory, enabled
+    def __init__(self, memory: Memory, orders: Orders, *, enabled: bool) -> None:
+        self._memory, self._orders, self._enabled = memory, orders, enabled
 
     @property
     def enabled(self) -> bool:
@@ -31,34 +33,43 @@ class Panel:
         if not self._enabled:
             return View(mode=GovernorMode.AUTO, reason=OFF)
         try:
-            return self._memory.view() or View(mode=self._memory.order().mode, reason=NONE)
+            order = self._orders.now()
+            return self._memory.view(order) or View(mode=order.mode, reason=NONE)
         except redis.RedisError as error:
             raise NotAccepting(f"Redis can't be used: {error}") from error
 
     def shown(self) -> View | None:
         """As it stands; None when it is switched off, has never led, or Redis can't be used. Never raises."""
         try:
-            return self._memory.view() if self._enabled else None
+            return self._memory.view(self._orders.now()) if self._enabled else None
         except redis.RedisError:
             return None
 
     def give(self, order: GovernorOrder) -> View:
-        """Follow an order from now on. Raises `Conflict` when it is switched off, and `NotAccepting`."""
+        """Follow an order from now on, and keep it in the store.
+
+        Raises `Conflict` when it is switched off, and `NotAccepting` when it can't be kept (the last one
+        stays in force), or is kept and in force only once Redis can be used again.
+        """
         if not self._enabled:
             raise Conflict(OFF, param="mode")
         try:
-            self._memory.give(order)
-        except redis.RedisError as error:
-            raise NotAccepting(f"Redis can't be used: {error}") from error
-        return self.view()
+            self._orders.give(order)
+        except StoreError as error:
+            stays = self._orders.now().mode.value
+            raise NotAccepting(
+                f"the order can't be kept, and {stays!r} stays in force: {error.message}"
+            ) from error
+        try:
+            return self.view()
+        except NotAccepting as error:
+            raise NotAccepting(f"the order is kept, and no governor can follow it yet: {error}") from error
 
     def stopped(self) -> str | None:
         """Why no batch may be queued: the operator stopped extraction. Never raises."""
-        try:
-            if self._enabled and self._memory.order().mode is GovernorMode.STOPPED:
-                return "stopped by the operator: `taphouse governor auto` lets extraction run again"
-        except redis.RedisError:
-            return None
+        order = self._orders.now()
+        if self._enabled and order.mode is GovernorMode.STOPPED:
+            return f"{order.why}: `taphouse governor auto` lets extraction run again"
         return None
 
     def check(self) -> Check:
@@ -67,7 +78,7 @@ class Panel:
             return Check(check="governor", ok=True, detail="switched off: the engine's own quota is in force")
         advice = "One runs in each API process: see the API's log, and whether Redis answers"
         try:
-            leader, view = self._memory.leader(), self._memory.view()
+            leader, view = self._memory.leader(), self._memory.view(self._orders.now())
         except redis.RedisError as error:
             return Check(check="governor", ok=False, detail=f"Redis can't be used: {error}", advice=advice)
         if leader is None:

@@ -17,10 +17,11 @@ RETRY_S = 5.0
 
 @dataclass(frozen=True)
 class Order:
-    """What the operator wants: `auto`, a limit pinned at `busy_ms`, or `stopped`."""
+    """What the operator wants: `auto`, a limit pinned at `busy_ms`, or `stopped` for the reason `why`."""
 
     mode: GovernorMode = GovernorMode.AUTO
     busy_ms: float = 0.0
+    why: str = "stopped by the operator"
 
 
 AUTO = Order()
