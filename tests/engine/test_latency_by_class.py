@@ -101,6 +101,46 @@ def test_what_is_counted_is_what_was_sent(llama_engine: Engine) -> None:
     assert grown(before, after, "extraction") == expected(requests=3, tokens=8)
 
 
+MESSAGES = [{"role": "user", "content": "Count the pints"}]
+TOKENS = 9
+ROUTES: dict[str, tuple[dict[str, Any], int]] = {
+    "/v1/chat/completions": ({"messages": MESSAGES, "max_tokens": TOKENS, "ignore_eos": True}, 1),
+    "/v1/completions": (
+        {
+            "prompt": [[11, 12], [13, 14, 15]],
+            "n": 2,
+            "temperature": 1.0,
+            "max_tokens": TOKENS,
+            "ignore_eos": True,
+        },
+        4,
+    ),
+    "/v1/responses": ({"input": "Count", "max_output_tokens": TOKENS, "ignore_eos": True}, 1),
+    "/v1/messages": ({"messages": MESSAGES, "max_tokens": TOKENS}, 1),
+}
+"""Every route that generates text and is on without a flag, with a body and how many sequences it makes."""
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_is_timed(llama_engine: Engine, route: str, streamed: bool) -> None:
+    """One route cannot be told to go on past an end of sequence: its answer may be shorter."""
+    wanted, sequences = ROUTES[route]
+    before = counts(llama_engine)
+    url, body_ = llama_engine.url + route, {"model": llama_engine.model, **wanted, "stream": streamed}
+    answer = httpx.post(url, json=body_, timeout=120)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream") == streamed
+    until(lambda: grown(before, counts(llama_engine), "production")["finished"] == sequences, seconds=10)
+    after = counts(llama_engine)
+    more = grown(before, after, "production")
+    if route == "/v1/messages":
+        assert 0 <= more["itl"] < TOKENS
+        more["itl"] = TOKENS - 1
+    assert more == expected(requests=sequences, tokens=sequences * TOKENS)
+    assert not any(grown(before, after, "extraction").values())
+
+
 def test_time_to_first_token_is_what_the_client_feels(llama_engine: Engine) -> None:
     """The server's is a part of the client's, request by request; so its median is under the client's."""
     before = over_loads(status(llama_engine)["latency"]["production"]["ttft"])
