@@ -17,6 +17,8 @@ from supervisor.xmlrpc import SupervisorTransport  # type: ignore[import-untyped
 
 CONF = ROOT / "deploy" / "local" / "supervisord.conf"
 _UP = ("STARTING", "RUNNING")
+_SHUTDOWN_S = 150.0  # longer than any stopwaitsecs of the file
+_LEFT_BEHIND_S = 5.0
 _NO_ANSWER = (OSError, http.client.HTTPException, xmlrpc.client.Error)
 
 
@@ -122,14 +124,15 @@ class Processes:
         return self._run / "logs" / name
 
     def stop(self) -> list[str]:
-        """Stops everything, waits, and ends what was left behind; returns what that was."""
-        self._remember()
+        """Stops everything, waits, and ends what was left behind; returns what that was.
+
+        Also what another `Processes` started: killed too early, an engine leaves its shared memory.
+        """
+        daemon = self._remember()
         with suppress(*_NO_ANSWER):
             self._call("shutdown")
-        if self._daemon is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._daemon.wait(timeout=150)
-        _, alive = psutil.wait_procs(self._descendants, timeout=5)
+        psutil.wait_procs(daemon, timeout=_SHUTDOWN_S)
+        _, alive = psutil.wait_procs(self._descendants, timeout=_LEFT_BEHIND_S)
         left = [_describe(process) for process in alive]
         for process in alive:
             with suppress(psutil.NoSuchProcess):
@@ -151,11 +154,16 @@ class Processes:
             what = info["spawnerr"] or (status if ended else info["description"])
             raise ProcessFailed(f"{info['name']} is not running: {what}", info["name"])
 
-    def _remember(self) -> None:
-        """Notes all descendants of supervisord: a worker's job has a process group of its own."""
+    def _remember(self) -> list[psutil.Process]:
+        """Notes all descendants of supervisord: a worker's job has a process group of its own.
+
+        Returns supervisord itself, or nothing where it doesn't answer.
+        """
         with suppress(psutil.Error, *_NO_ANSWER):
             daemon = psutil.Process(int(self._call("getPID")))
             self._descendants.update([daemon, *daemon.children(recursive=True)])
+            return [daemon]
+        return []
 
 
 def _describe(process: psutil.Process) -> str:

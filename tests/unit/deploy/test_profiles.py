@@ -1,5 +1,6 @@
 """Profiles: every name is known to the process that reads it, every value is one it takes."""
 
+import configparser
 import re
 import socket
 from pathlib import Path
@@ -47,6 +48,19 @@ def test_the_parts_of_a_profile_fit_each_other(name: str) -> None:
     assert values["TAPHOUSE_DEMO_REDIS_PORT"] in values["TAPHOUSE_EXTRACTOR_REDIS_URL"]
     assert "--scheduling-policy priority" in values["TAPHOUSE_DEMO_ENGINE_FLAGS"]
     assert values["TAPHOUSE_DEMO_DRAFT_TOKENS"] == values["TAPHOUSE_TRAINER_TTT_STEPS"]
+
+
+@pytest.mark.parametrize("name", ["demo", "smoke"])
+def test_engines_are_given_the_time_to_clean_up(name: str) -> None:
+    """Less than supervisord's, which kills the whole group when it is over."""
+    parser = configparser.RawConfigParser(inline_comment_prefixes=(" ;",))
+    parser.read(ROOT / "deploy" / "local" / "supervisord.conf")
+    values = profiles.load(name, {}, {}, move_ports=False).values
+    for part, program in (("ENGINE", "engine"), ("DRAFT", "draft-trained"), ("DRAFT", "draft-ngram")):
+        words = values[f"TAPHOUSE_DEMO_{part}_FLAGS"].split()
+        given = int(words[words.index("--shutdown-timeout") + 1])
+        section = parser[f"program:{program}"]
+        assert 0 < given <= section.getint("stopwaitsecs") - 10 and not section.getboolean("stopasgroup")
 
 
 def test_kimi_has_the_real_numbers_and_runs_nothing() -> None:

@@ -31,6 +31,21 @@ def test_defaults_are_the_endpoints() -> None:
         assert shown[1] == (f"{default:g}" if isinstance(default, float) else str(default))
 
 
+def test_the_answer_shown_is_one_to_the_request_shown() -> None:
+    (sent,) = re.findall(r"-d '(\{.*?\})'$", PAGE, re.MULTILINE)
+    request = CaptureRequest.model_validate_json(sent)
+    (shown,) = re.findall(r'^(\{"object": "hidden_states".*?)^```', PAGE, re.MULTILINE | re.DOTALL)
+    answer = json.loads(re.sub(r"\{…\}", "{}", shown).replace("[…]", "[]"))
+    [item] = answer["data"]
+    assert answer["layers"] == request.layers and item["finish_reason"] == "length" and request.ignore_eos
+    assert item["rows"] == item["prompt_len"] + request.max_tokens - 1
+    rows, layers, hidden = item["shape"]
+    assert (rows, layers) == (item["rows"], len(answer["layers"]))
+    [piece] = item["slices"]
+    tapped = 4  # of the smoke profile: 2, 15, 27 and 30
+    assert (piece["rows"], piece["bytes"]) == (rows, rows * tapped * hidden * 2)
+
+
 def test_the_python_runs(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     model, tag = make_model(tp_size=1), slices.new_tag()
