@@ -362,7 +362,8 @@ def test_doctor_runs_a_canary_when_asked(serve: Serve) -> None:
     assert canary().ok and tap.canaries == 0
     said = canary(canary=True)
     assert not said.ok and "row 3 gives another token" in said.detail and tap.canaries == 1
-    tap.canary = {"error": {"message": "no room for a canary"}}
+    refused = {"message": "no room for a canary", "type": "capture_off", "code": 503}
+    tap.canary = {"error": refused}
     said = canary(canary=True)
     assert not said.ok and "no room for a canary" in said.detail
     tap.canary = {"state": "passed", "reason": None}
