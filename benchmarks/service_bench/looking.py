@@ -13,8 +13,9 @@ from taphouse.ledger import LedgerEntry
 from taphouse.shards import shard_name, shard_path
 from taphouse.store import to_json
 from taphouse.wire import JobOptions
-from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Records
+from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Pin, Records
 
+PIN = Pin(fingerprint_id="0" * 16, layers=(2, 15, 27, 30), num_layers=30, dtype="bfloat16")
 PATHS = ("/v1/queue", "/v1/jobs?limit=100", "/metrics")
 
 
@@ -82,6 +83,7 @@ def _fill(service: Service, jobs: int, each: int, done: int) -> None:
         offsets = [at * len(lines[0]) for at in range(rows + 1)]
         (root / index_path).write_bytes(b"".join(at.to_bytes(8, "little") for at in offsets))
         records.put_job(job)
+        records.pin(job.id, PIN)
         for batch in range(each):
             seq += 1
             _finish(root, job, batch, seq, now)

@@ -32,7 +32,7 @@ from taphouse.errors import LedgerError, NotInStore, ShardError, UnsafePath
 from taphouse.shards.header import ShardFacts
 from taphouse.shards.reader import describe_shard
 from taphouse.shards.writer import SHARD_DIRECTORY, SUFFIX, shard_path
-from taphouse.store import Store, to_json
+from taphouse.store import Store, last_number, to_json
 
 _DIRECTORY = "ledger"
 _BY_SHARD = f"{_DIRECTORY}/by-shard"
@@ -174,20 +174,8 @@ class Ledger:
 
         Entries have no gaps, so it is found in a few dozen look-ups however many there are.
         """
-        low, step = self._known_head, 1
-        if low and not self._exists(low):
-            low = 0
-        while self._exists(low + step):
-            low, step = low + step, step * 2
-        high = low + step
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._exists(middle):
-                low = middle
-            else:
-                high = middle
-        self._known_head = low
-        return low
+        self._known_head = last_number(self._exists, self._known_head)
+        return self._known_head
 
     def reconcile(self) -> Reconciliation:
         """Give every sealed shard its entry, in order of its name, and name entries whose shard is gone.

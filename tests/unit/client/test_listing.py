@@ -49,12 +49,14 @@ def test_names_are_news_until_they_have_settled(store: CountingStore, clock: Clo
     assert listing.news() == ["b"]
     clock.now += 1.0
     assert listing.news() == ["b"]
+    assert not listing.quiet()
     clock.now += 1.0
     assert listing.news() == ["b"]
     clock.now += 100.0
     listed = store.listed
-    assert listing.news() is None and store.listed == listed
+    assert listing.news() is None and listing.quiet() and store.listed == listed
     store.put("things/a", b"")
+    assert not listing.quiet(), "and it is still news"
     assert listing.news() == ["a", "b"]
     store.delete("things/b")
     assert listing.news() == ["a"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 
 from hypothesis import settings
@@ -19,6 +20,7 @@ from taphouse_extractor.records import BatchRef, JobRecord, Outcome, Records
 from taphouse_extractor.retries import Retries
 from taphouse_extractor.standing import Live
 from taphouse_extractor.states import Action, refusal
+from taphouse_extractor.sums import Sums, whole_segments
 
 
 class JobLife(RuleBasedStateMachine):
@@ -29,6 +31,7 @@ class JobLife(RuleBasedStateMachine):
         self._place = tempfile.TemporaryDirectory()
         self.records = Records(LocalStore(Path(self._place.name)))
         self.moves, self.retries = Moves(self.records.store), Retries(self.records)
+        self.sums = Sums(self.records)
         options = JobOptions(batch_size=size, on_error="fail" if stops else "skip")
         self.job = JobRecord(
             id="j20260101000000-0123abcd", options=options, rows=rows, spooled=True, created_at=1.0
@@ -91,6 +94,14 @@ class JobLife(RuleBasedStateMachine):
     @rule()
     def a_process_begins_anew(self) -> None:
         self.progress = Progress(self.records)
+
+    @precondition(lambda self: self.shown.state in (JobState.DONE, JobState.FAILED))
+    @rule()
+    def its_outcomes_are_summed(self) -> None:
+        time.sleep(0.02)  # over a tick of the file system's clock
+        for segment, _ in whole_segments(self.progress.refresh_one(self.job.id)):
+            stamp = self.records.store.stamp(self.records.segment(self.job.id, segment))
+            assert stamp is not None and self.sums.make(self.job.id, segment, stamp, lambda: False)
 
     def _record(
         self,

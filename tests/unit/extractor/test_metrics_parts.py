@@ -13,6 +13,7 @@ from tests.unit.extractor.conftest import Bench
 
 from taphouse.wire import Batches, Governor, GovernorMode, QueueStatus, RowFailure
 from taphouse_extractor.metrics import Moment, render
+from taphouse_extractor.overview import Figures
 from taphouse_extractor.records import BatchRef, Outcome
 from taphouse_extractor.stages import STAGES, StageClock
 from taphouse_extractor.tally import BOUNDS_S, Durations, Tally
@@ -86,7 +87,8 @@ def moment(reason: str) -> Moment:
         updated_at=0.0,
         governor=Governor(mode=GovernorMode.AUTO, busy_ms=2.5, reason=reason),
     )
-    return Moment(queue=queue, jobs=[], free_bytes=1, tally=Tally(), refused={}, lag_s={})
+    figures = Figures(queue=queue, succeeded=0, failed=0, skipped=0, tokens=0, shards=0, tally=Tally())
+    return Moment(figures=figures, free_bytes=1, refused={}, lag_s={})
 
 
 @pytest.mark.parametrize(

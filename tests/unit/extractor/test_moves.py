@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taphouse.errors import StoreError
-from taphouse.store import LocalStore
+from taphouse.store import LocalStore, to_json
 from taphouse.wire import JobOptions
+from taphouse_extractor.abreast import abreast
 from taphouse_extractor.moves import Move, Moves, Retried, in_halves
 from taphouse_extractor.records import JobRecord
 
@@ -25,13 +28,18 @@ JOB = JobRecord(
 
 
 class MeasuringStore(LocalStore):
-    """Counts the bytes that are read through `open`."""
+    """Counts the bytes that are read through `open`, what is opened, and what is asked for."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.bytes_read = 0
+        self.bytes_read, self.opened, self.asked = 0, 0, 0
+
+    def exists(self, path: str) -> bool:
+        self.asked += 1
+        return super().exists(path)
 
     def open(self, path: str) -> BinaryIO:
+        self.opened += 1
         file = self.local_path(path).open("rb", buffering=0)
         read = file.read
 
@@ -106,3 +114,69 @@ def test_moves_follow_each_other_and_one_that_is_cut_short_is_refused(tmp_path: 
     with pytest.raises(StoreError, match="not a move of this version"):
         Moves(store).of(JOB.id)
     assert Move.model_validate(first.model_dump()) == first
+
+
+def many(store: MeasuringStore, count: int) -> list[Move]:
+    """Moves that each cut one row off a batch of the job, in an order of their own."""
+    made, directory = [], store.root / "moves" / JOB.id
+    (directory / "of").mkdir(parents=True)
+    for number in range(count):
+        of = (number * 7) % count
+        made.append(Move(number=number, of=of, first=JOB.batches + number, batches=1, rows=1))
+        body = np.array([1, 100 * of + 99], "<u4").tobytes()
+        (directory / f"{number:06d}.move").write_bytes(to_json(made[-1].model_dump()) + body)
+        (directory / "of" / f"{of:06d}.json").write_text(f"{number}\n")
+    return made
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 2000])
+def test_a_batch_finds_its_move_among_many(tmp_path: Path, count: int) -> None:
+    store = MeasuringStore(tmp_path)
+    made, moves, most = many(store, count), Moves(store), 2 * count.bit_length() + 4
+    for number in {0, 1, count // 3, count // 2, count - 1} & set(range(count)):
+        store.opened = store.asked = 0
+        assert moves.holding(JOB.id, JOB.batches + number) == made[number]
+        assert store.opened <= most and store.asked <= most
+        store.opened = store.asked = 0
+        assert moves.out_of(JOB.id, made[number].of or 0) == made[number]
+        assert store.opened == 1 and store.asked == 2
+    assert moves.batch(JOB.id, JOB.batches + count - 1) == [100 * ((count - 1) * 7 % count) + 99]
+    with pytest.raises(StoreError, match="has no batch"):
+        moves.holding(JOB.id, JOB.batches + count)
+    assert moves.out_of(JOB.id, count) is None
+    store.opened = store.asked = 0
+    assert moves.add(JOB, count, [100 * count], [1]).first == JOB.batches + count
+    assert store.opened <= 1 and store.asked <= most
+
+
+def test_whoever_dies_before_a_move_is_there_has_moved_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path)
+    moves = Moves(store)
+
+    def dies(*_: object) -> bool:
+        raise StoreError("the worker dies")
+
+    with monkeypatch.context() as dying:
+        dying.setattr(store, "put_new", dies)
+        with pytest.raises(StoreError):
+            moves.add(JOB, 3, [300], [1])
+    assert moves.out_of(JOB.id, 3) is None and moves.of(JOB.id) == ()
+    other = moves.add(JOB, 4, [400], [1])
+    assert moves.out_of(JOB.id, 3) is None, "the number that it had in mind is another batch's"
+    again = moves.add(JOB, 3, [300, 301], [2])
+    assert (other.number, again.number) == (0, 1)
+    assert (moves.out_of(JOB.id, 3), moves.out_of(JOB.id, 4)) == (again, other)
+
+
+def test_workers_that_move_at_once_get_batches_of_their_own(tmp_path: Path) -> None:
+    def work(worker: int) -> list[Move]:
+        moves = Moves(LocalStore(tmp_path))
+        return [moves.add(JOB, of, [100 * of], [1]) for of in range(worker, 40, 4)]
+
+    made = sorted(chain.from_iterable(abreast(work, range(4))), key=lambda move: move.number)
+    assert [move.number for move in made] == list(range(40))
+    assert [move.first for move in made] == list(range(JOB.batches, JOB.batches + 40))
+    moves = Moves(LocalStore(tmp_path))
+    assert [moves.out_of(JOB.id, of) for of in range(40)] == sorted(made, key=lambda move: move.of or 0)

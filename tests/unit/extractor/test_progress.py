@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from tests.unit.extractor.conftest import Bench
 
 from taphouse.errors import NotInStore, StoreError
 from taphouse.store import put_json
+from taphouse_extractor.job_progress import JobProgress
 from taphouse_extractor.overview import describe
-from taphouse_extractor.progress import JobProgress, Progress
+from taphouse_extractor.progress import Progress
 from taphouse_extractor.recent import Recent, rate
 from taphouse_extractor.records import SEGMENT, BatchRef, Outcome, Records
 from taphouse_extractor.retries import Retries
@@ -71,7 +73,7 @@ def test_a_store_that_was_unmounted_is_not_taken_for_an_empty_one(bench: Bench) 
     bench.store.root.rmdir()
     away.rename(bench.store.root)
     assert bench.overview.queue(None).jobs == {"done": 1}
-    assert bench.overview.tally.rejected == {"row_refused": 1}
+    assert bench.progress.tally.rejected == {"row_refused": 1}
 
 
 def test_a_spooling_that_died_can_be_cancelled(bench: Bench) -> None:
@@ -152,7 +154,7 @@ def test_nobody_sees_a_job_at_its_end_before_its_moves_are_known(
         seen.append((shown.state.value, shown.succeeded + shown.failed))
 
     monkeypatch.setattr(JobProgress, "count", counted)
-    monkeypatch.setattr(bench.progress, "_look_for_moves", lambda: None)
+    monkeypatch.setattr(bench.progress, "_moving", SimpleNamespace(news=lambda: None))
     bench.progress.refresh_one(job.id)
     assert seen == ([("running", 0)] if what == "halved" else [("done", 2)] * 2)
 
@@ -187,6 +189,14 @@ def test_a_look_costs_what_is_new(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     assert bench.overview.queue(None).depth.finished == 4
     assert f"list jobs/{waiting.id}/outcomes/000" in asked
     assert not any(job.id in place for place in asked for job in done)
+    for _ in range(3):
+        asked.clear()
+        bench.overview.queue(None)
+        now += 3.0
+    assert set(asked) == {"jobs", "moves", f"jobs/{waiting.id}/outcomes/000", "list consumers"}
+    for act, state in ((bench.records.pause, "paused"), (bench.records.resume, "running")):
+        act(waiting.id)
+        assert bench.overview.queue(None).jobs == {"done": 3, state: 1}
 
 
 def test_an_outcome_that_cannot_be_read_is_read_once_it_can(bench: Bench) -> None:

@@ -12,6 +12,7 @@ none.
 from taphouse.store.documents import put_json, put_json_new, read_json, to_json
 from taphouse.store.listing import Listing
 from taphouse.store.local import LocalStagedFile, LocalStore
+from taphouse.store.numbering import last_number
 from taphouse.store.os_errors import os_errors
 from taphouse.store.paths import safe_path
 from taphouse.store.protocol import StagedFile, Store
@@ -22,6 +23,7 @@ __all__ = [
     "LocalStore",
     "StagedFile",
     "Store",
+    "last_number",
     "os_errors",
     "put_json",
     "put_json_new",

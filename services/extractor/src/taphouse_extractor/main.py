@@ -51,6 +51,7 @@ from taphouse_extractor.retries import Retries
 from taphouse_extractor.samples import Samples
 from taphouse_extractor.settings import Settings
 from taphouse_extractor.spool import Limits
+from taphouse_extractor.sums import SumKeeper, Sums
 from taphouse_extractor.tracing import tracer_to
 from taphouse_extractor.wiring import bounds_of, engines_of, leases_of, memory_of
 from taphouse_extractor.worker import Backoff, BatchRunner, Links
@@ -60,6 +61,7 @@ __all__ = ["build_api", "main", "work"]
 LEASE_AFTER_TIMEOUT_S = 30.0
 WATCHED_JOBS = 100
 RETENTION_EVERY_S = 30.0
+SUMS_EVERY_S = 5.0
 
 
 def build_api(settings: Settings) -> FastAPI:
@@ -138,6 +140,7 @@ def build_api(settings: Settings) -> FastAPI:
         max_jobs=settings.max_jobs_per_token,
     )
 
+    sums = SumKeeper(Sums(records), progress.known)
     governor = Governor(
         engines=engines.each,
         memory=memory,
@@ -153,6 +156,7 @@ def build_api(settings: Settings) -> FastAPI:
             threading.Thread(target=feeder.run, args=(stop, settings.feeder_interval_s), name="feeder"),
             threading.Thread(target=pulse.run, args=(stop,), name="pulse"),
             threading.Thread(target=backlog.run, args=(stop,), name="backlog"),
+            threading.Thread(target=sums.run, args=(stop, SUMS_EVERY_S), name="sums"),
         ]
         for monitor in monitors.each:
             every = settings.engine_poll_s

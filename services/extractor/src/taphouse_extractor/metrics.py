@@ -23,8 +23,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from taphouse.wire import Job, QueueStatus
-from taphouse_extractor.tally import Tally
+from taphouse_extractor.overview import Figures
 
 __all__ = ["Moment", "Snapshot", "render"]
 
@@ -47,10 +46,8 @@ LATENCY = (
 class Moment:
     """What is rendered. `refused` are answers over 399 by code, `lag_s` seconds by consumer."""
 
-    queue: QueueStatus
-    jobs: list[Job]
+    figures: Figures
     free_bytes: int
-    tally: Tally
     refused: Mapping[str, int]
     lag_s: Mapping[str, float]
 
@@ -59,15 +56,13 @@ class Snapshot(Collector):
     """The metrics of one moment."""
 
     def __init__(self, moment: Moment) -> None:
-        self._queue, self._jobs, self._free_bytes = moment.queue, moment.jobs, moment.free_bytes
-        self._tally, self._refused, self._lag_s = moment.tally, moment.refused, moment.lag_s
+        self._figures, self._queue, self._tally = moment.figures, moment.figures.queue, moment.figures.tally
+        self._free_bytes, self._refused, self._lag_s = moment.free_bytes, moment.refused, moment.lag_s
 
     def collect(self) -> Iterator[Metric]:
         """All of them."""
         for name, field, text in TOTALS:
-            yield CounterMetricFamily(
-                f"taphouse_{name}", text, value=sum(getattr(job, field) for job in self._jobs)
-            )
+            yield CounterMetricFamily(f"taphouse_{name}", text, value=getattr(self._figures, field))
         yield _labelled("taphouse_batches", "Batches by state", "state", self._queue.depth.model_dump())
         jobs = {state.value: count for state, count in self._queue.jobs.items()}
         yield _labelled("taphouse_jobs", "Jobs by state", "state", jobs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import redis
 
@@ -23,17 +24,32 @@ from taphouse.wire import (
     Worker,
 )
 from taphouse_extractor import consumers
+from taphouse_extractor.job_progress import JobProgress
 from taphouse_extractor.jobs import BatchQueue
 from taphouse_extractor.leases import Leases
 from taphouse_extractor.monitor import Monitors
-from taphouse_extractor.progress import JobProgress, Progress
+from taphouse_extractor.progress import Progress
 from taphouse_extractor.recent import Sums, rate
 from taphouse_extractor.standing import Live, stand
+from taphouse_extractor.states import Standing
 from taphouse_extractor.tally import Tally
 
-__all__ = ["Overview", "read_consumers"]
+__all__ = ["Figures", "Overview", "read_consumers"]
 
 WINDOWS_S = (60.0, 300.0)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The queue, and over all jobs: rows by what became of them, tokens and shards; tallies of outcomes."""
+
+    queue: QueueStatus
+    succeeded: int
+    failed: int
+    skipped: int
+    tokens: int
+    shards: int
+    tally: Tally
 
 
 class Overview:
@@ -104,11 +120,6 @@ class Overview:
         waits = job.record.spooled and not job.complete and not job.held
         return self._monitors.unfit(job.needs) if waits else None
 
-    @property
-    def tally(self) -> Tally:
-        """Figures over all outcomes, as of the last look at the store."""
-        return self._progress.tally
-
     def settled(self, job_id: str) -> bool:
         """Whether nothing of a job runs or will run; not known, so not so, while Redis is away."""
         live = self.live()
@@ -129,21 +140,39 @@ class Overview:
 
     def queue(self, paused: str | None) -> QueueStatus:
         """The whole of it. `paused` says why nothing is fed now."""
-        live, jobs, now = self.live(), self._progress.refresh(), time.time()
+        live, jobs = self.live(), self._progress.refresh()
+        return self._queue_of(live, jobs, [stand(job, live) for job in jobs], paused)
+
+    def figures(self, paused: str | None) -> Figures:
+        """The same with totals, of one look."""
+        live, jobs = self.live(), self._progress.refresh()
         standing = [stand(job, live) for job in jobs]
-        lately = [job for job in jobs if job.recent]
-        since = min((job.record.created_at for job in lately), default=now)
-        recent = [job.recent for job in lately]
+        return Figures(
+            queue=self._queue_of(live, jobs, standing, paused),
+            succeeded=sum(job.succeeded for job in jobs),
+            failed=sum(job.failed for job in jobs),
+            skipped=sum(one.skipped for one in standing),
+            tokens=sum(job.tokens for job in jobs),
+            shards=sum(job.shards for job in jobs),
+            tally=self._progress.tally,
+        )
+
+    def _queue_of(
+        self, live: Live, jobs: list[JobProgress], standing: list[Standing], paused: str | None
+    ) -> QueueStatus:
+        now = time.time()
+        since = min((job.record.created_at for job in jobs if job.recent), default=now)
         unfit = [why for job in jobs if (why := self._unfit(job)) is not None]
-        rates = [rate(recent, window, since=since, now=now) for window in WINDOWS_S]
-        left = sum(job.rows_left for job in jobs)
+        rates = [rate([self._progress.recent], window, since=since, now=now) for window in WINDOWS_S]
+        left = [job for job in jobs if job.rows_left]
+        rows_left = sum(job.rows_left for job in left)
         head = self._ledger.head()
         return QueueStatus(
             depth=_sum([one.batches for one in standing]),
             jobs=dict(Counter(one.state for one in standing)),
-            rows_left=left,
+            rows_left=rows_left,
             rates=rates,
-            eta_s=_eta(left, [job for job in jobs if job.rows_left], now),
+            eta_s=_eta(rows_left, left, now),
             paused=live.problem or paused,
             unfit_jobs=len(unfit),
             unfit=unfit[0] if unfit else None,

@@ -7,8 +7,8 @@
     jobs/<job id>/rows.jsonl   its rows, as they lie in batches
     jobs/<job id>/rows.index   where each batch begins, and where the last ends: u64, little-endian
     jobs/<job id>/engine.json  fingerprint and layers that the job began with, first batch wins
-    jobs/<job id>/cancelled    marker
-    jobs/<job id>/paused       marker, gone again when the job is resumed
+    jobs/<job id>.cancelled    mark
+    jobs/<job id>.paused       mark, gone again when the job is resumed
 
     jobs/<job id>/outcomes/<segment>/<batch>.json  what became of a batch's rows, first outcome wins
 
@@ -44,6 +44,7 @@ __all__ = [
     "Records",
     "batches_in",
     "job_ids_in",
+    "marks_in",
     "new_job_id",
     "segments_in",
 ]
@@ -53,6 +54,7 @@ SEGMENT = 1000
 DELETING = "jobs/deleting"
 """Lock held while samples or shards are deleted, and to take up a job again that was at its end."""
 OFFSET = struct.Struct("<Q")
+MARKS = ("cancelled", "paused")
 JOB_ID = re.compile(r"j[0-9]{14}-[0-9a-f]{8}")
 
 
@@ -85,7 +87,7 @@ class JobRecord(_Record):
     records of a job: what others wrote is not read as if it were ours.
     """
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     id: str
     name: str | None = None
     options: JobOptions
@@ -185,7 +187,11 @@ class Records:
 
     def drop_unspooled(self, job_id: str) -> None:
         """Remove what a spooling that never ended left behind."""
-        for path in (f"jobs/{job_id}/job.json", *self.rows_paths(job_id), f"jobs/{job_id}/cancelled"):
+        for path in (
+            f"jobs/{job_id}/job.json",
+            *self.rows_paths(job_id),
+            self.mark_path(job_id, "cancelled"),
+        ):
             self.store.delete(path)
 
     def rows_paths(self, job_id: str) -> tuple[str, str]:
@@ -210,30 +216,35 @@ class Records:
                     raise StoreError(f"{rows} is not what {index} says of batch {ref.batch}", path=rows)
                 yield line.removesuffix(b"\n")
 
+    @staticmethod
+    def mark_path(job_id: str, mark: str) -> str:
+        """Where a mark on a job lies: beside its directory, so that one look at `jobs/` tells all marks."""
+        return f"jobs/{job_id}.{mark}"
+
     def cancel(self, job_id: str) -> None:
         """Mark a job cancelled. Idempotent."""
-        self.store.put_new(f"jobs/{job_id}/cancelled", b"")
+        self.store.put_new(self.mark_path(job_id, "cancelled"), b"")
 
     def cancelled(self, job_id: str) -> bool:
         """Whether the job was cancelled."""
-        return self.store.exists(f"jobs/{job_id}/cancelled")
+        return self.store.exists(self.mark_path(job_id, "cancelled"))
 
     def cancelled_at(self, job_id: str) -> float | None:
         """When the job was cancelled, in seconds since the epoch; None when it wasn't."""
-        path = f"jobs/{job_id}/cancelled"
+        path = self.mark_path(job_id, "cancelled")
         return self.store.modified(path) if self.store.exists(path) else None
 
     def pause(self, job_id: str) -> None:
         """Mark a job paused. Idempotent."""
-        self.store.put_new(f"jobs/{job_id}/paused", b"")
+        self.store.put_new(self.mark_path(job_id, "paused"), b"")
 
     def resume(self, job_id: str) -> None:
         """Take that mark away. Idempotent."""
-        self.store.delete(f"jobs/{job_id}/paused")
+        self.store.delete(self.mark_path(job_id, "paused"))
 
     def paused(self, job_id: str) -> bool:
         """Whether the job is paused."""
-        return self.store.exists(f"jobs/{job_id}/paused")
+        return self.store.exists(self.mark_path(job_id, "paused"))
 
     def pin(self, job_id: str, engine: Pin) -> Pin:
         """Pin a job to its engine, and return the pin in force: the first batch's wins."""
@@ -283,6 +294,11 @@ class Records:
 def job_ids_in(names: list[str]) -> list[str]:
     """Ids of jobs, from the names in a directory."""
     return [name for name in names if JOB_ID.fullmatch(name)]
+
+
+def marks_in(names: list[str]) -> set[tuple[str, str]]:
+    """Marks on jobs, from the names in `jobs/`: the job's id, and the mark."""
+    return {(job_id, mark) for job_id, _, mark in (name.partition(".") for name in names) if mark in MARKS}
 
 
 def segments_in(names: list[str]) -> list[int]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from taphouse.errors import NotInStore
@@ -23,7 +23,7 @@ from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.shards import ShardFacts, ShardWriter, open_shard, shard_path
 from taphouse.wire import FoundSample, SampleQuery, SamplesDeleted, SamplesFound
 from taphouse_extractor.errors import Conflict, NotFound
-from taphouse_extractor.moves import Moves
+from taphouse_extractor.moves import Move, Moves
 from taphouse_extractor.records import DELETING, BatchRef, JobRecord, Records
 from taphouse_extractor.rows import number_rows
 
@@ -63,9 +63,9 @@ class Samples:
         """All rows that the query names, counted, and the first of them. Reads the rows of all jobs."""
         count, shown = 0, list[FoundSample]()
         for job in self._jobs(query):
-            for batch, matches in self._matches(job, query):
+            for batch, matches, moves in self._with_moves(job, query):
                 if len(shown) < SHOWN:
-                    shown += self._found(job, batch, matches)
+                    shown += self._found(job, batch, matches, moves)
                 count += len(matches)
         return SamplesFound(rows=count, samples=shown[:SHOWN])
 
@@ -80,9 +80,9 @@ class Samples:
             rewritten, removed = list[str](), list[str]()
             for job in jobs:
                 blank = set[int]()
-                for batch, matches in self._matches(job, query):
+                for batch, matches, moves in self._with_moves(job, query):
                     ids = {match.id for match in matches}
-                    for ref in self._places(job, batch, matches):
+                    for ref in self._places(job, batch, matches, moves):
                         taken, name = self._take_out(job, ref, ids)
                         self._forget_failures(ref, ids)
                         samples += taken
@@ -119,15 +119,28 @@ class Samples:
             if found:
                 yield batch, found
 
-    def _places(self, job: JobRecord, batch: int, matches: list[_Row]) -> Iterator[BatchRef]:
+    def _with_moves(
+        self, job: JobRecord, query: SampleQuery
+    ) -> Iterator[tuple[int, list[_Row], Sequence[Move]]]:
+        """As `_matches`, with the job's moves, which are read once if at all."""
+        moves: Sequence[Move] | None = None
+        for batch, matches in self._matches(job, query):
+            moves = self._moves.of(job.id) if moves is None else moves
+            yield batch, matches, moves
+
+    def _places(
+        self, job: JobRecord, batch: int, matches: list[_Row], moves: Sequence[Move]
+    ) -> Iterator[BatchRef]:
         """The batch that rows stand in, and those they were moved into."""
         yield BatchRef(job_id=job.id, batch=batch)
-        for move in self._moves.of(job.id):
+        for move in moves:
             for number in self._moves.batches_with(job.id, move, (match.row for match in matches)):
                 yield BatchRef(job_id=job.id, batch=number)
 
-    def _found(self, job: JobRecord, batch: int, matches: list[_Row]) -> list[FoundSample]:
-        entries = [self._entry(job, ref) for ref in self._places(job, batch, matches)]
+    def _found(
+        self, job: JobRecord, batch: int, matches: list[_Row], moves: Sequence[Move]
+    ) -> list[FoundSample]:
+        entries = [self._entry(job, ref) for ref in self._places(job, batch, matches, moves)]
         held = [(entry, self._ids(entry)) for entry in entries]
         return [
             _found(job, match, next((entry for entry, ids in held if match.id in ids), None))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from taphouse.wire import JobState, Worker
-from taphouse_extractor.progress import JobProgress
+from taphouse_extractor.job_progress import JobProgress
 from taphouse_extractor.records import BatchRef
 from taphouse_extractor.states import Facts, Standing, state_of
 

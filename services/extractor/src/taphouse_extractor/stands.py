@@ -35,7 +35,7 @@ class Stands:
 
     def move(self, ref: BatchRef) -> Move | None:
         """Where a batch's rows went: all into halves, or the last ones, for which its shard had no room."""
-        return next((move for move in self._moves.of(ref.job_id) if move.of == ref.batch), None)
+        return self._moves.out_of(ref.job_id, ref.batch)
 
     def halved(self, job: JobRecord, ref: BatchRef) -> bool:
         """Whether a batch was given up for its halves: all of its rows stand there."""

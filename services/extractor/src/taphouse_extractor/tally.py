@@ -25,10 +25,20 @@ class Durations:
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     sum_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for counts over other bounds."""
+        if len(self.counts) != len(BOUNDS_S) + 1:
+            raise ValueError("counts over other bounds")
+
     def add(self, seconds: float) -> None:
         """Count one duration."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.sum_s += seconds
+
+    def merge(self, other: Durations) -> None:
+        """Count those of others."""
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.sum_s += other.sum_s
 
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bounds and how many are at most that, as Prometheus has them."""
@@ -56,3 +66,13 @@ class Tally:
             self.raw_bytes[outcome.codec or UNKNOWN] += outcome.raw_bytes
             self.engines[outcome.engine or UNKNOWN] += outcome.succeeded
         self.rejected.update(failure.kind or UNKNOWN for failure in outcome.failures)
+
+    def merge(self, other: Tally) -> None:
+        """Count what others counted."""
+        for name, durations in other.stages.items():
+            if name in self.stages:
+                self.stages[name].merge(durations)
+        self.bytes.update(other.bytes)
+        self.raw_bytes.update(other.raw_bytes)
+        self.rejected.update(other.rejected)
+        self.engines.update(other.engines)

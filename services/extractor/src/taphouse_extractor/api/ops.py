@@ -16,7 +16,6 @@ from taphouse_extractor.api.context import Context, Here
 
 __all__ = ["guarded", "metrics_router", "open_router"]
 
-ALL = 1_000_000
 guarded = APIRouter(tags=["operations"])
 open_router = APIRouter(tags=["operations"])
 metrics_router = APIRouter(tags=["operations"])
@@ -59,14 +58,12 @@ def ready(here: Here, response: Response) -> Ready:
 @metrics_router.get("/metrics", response_class=Response)
 def prometheus(here: Here, request: Request) -> Response:
     """Prometheus text."""
-    status = here.overview.queue(here.gate.paused())
+    figures = here.overview.figures(here.gate.paused())
     moment = metrics.Moment(
-        queue=status,
-        jobs=here.overview.jobs(ALL),
+        figures=figures,
         free_bytes=here.store.free_bytes(),
-        tally=here.overview.tally,
         refused=request.app.state.refused,
-        lag_s=dict(_lags_s(here, status.consumers)),
+        lag_s=dict(_lags_s(here, figures.queue.consumers)),
     )
     return Response(metrics.render(moment), media_type=CONTENT_TYPE_LATEST)
 
