@@ -1,12 +1,13 @@
 """What the service itself costs, and where it stops: `make bench-service`.
 
-    python -m benchmarks.service                          throughput, looking, memory: about ten minutes
+    python -m benchmarks.service                          all but overhead: about fifteen minutes
     python -m benchmarks.service --sections overhead      beside a real engine on this machine's CPU
 
 throughput  4 workers, batches of 64 samples of 512 tokens, 4 layers of 576 in bfloat16, a stand-in engine
             that answers at once: samples and bytes a second, and where a worker's time goes
 looking     latency of `GET /v1/queue` with 1,000 jobs and 100,000 ledger entries
 memory      resident memory of every process from 10,000 to 1,000,000 rows
+starting    the API's start with 1,000,000 rows done in batches of 16: by outcomes, and by their sums
 overhead    a batch's wall time beside a real engine, and what of it isn't the engine's
 
 Prints a JSON line a measurement; docs/benchmarks.md has the tables.
@@ -22,6 +23,7 @@ from typing import Any
 from benchmarks.service_bench.looking import looking
 from benchmarks.service_bench.memory import memory
 from benchmarks.service_bench.overhead import overhead
+from benchmarks.service_bench.starting import starting
 from benchmarks.service_bench.throughput import throughput
 
 
@@ -43,17 +45,22 @@ def run_memory() -> Iterator[dict[str, Any]]:
             yield {"batch_size": batch_size, **look}
 
 
+def run_starting() -> Iterator[dict[str, Any]]:
+    yield starting(rows=1_000_000, batch_size=16)
+
+
 SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "throughput": run_throughput,
     "looking": run_looking,
     "memory": run_memory,
+    "starting": run_starting,
     "overhead": overhead,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--sections", default="throughput,looking,memory", help=", ".join(SECTIONS))
+    parser.add_argument("--sections", default="throughput,looking,memory,starting", help=", ".join(SECTIONS))
     for section in parser.parse_args().sections.split(","):
         for found in SECTIONS[section]():
             print(json.dumps({"section": section, **found}), flush=True)
