@@ -20,6 +20,12 @@ EXPERTS = {
     "num_key_value_heads": 4,
     "n_routed_experts": 4,
 }
+HYBRID = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_key_value_heads": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 COMMON = {
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -71,6 +77,7 @@ def test_what_ran_is_not_refused(tmp_path: Path, config: dict[str, Any]) -> None
         ),
         (LLAMA, {"tensor_parallel_size": 2, "nnodes": 2}, "several hosts"),
         (LLAMA, {"runner": "pooling"}, "generating"),
+        (HYBRID, {}, "hybrid"),
     ],
 )
 def test_refused(tmp_path: Path, config: dict[str, Any], flags: dict[str, Any], says: str) -> None:

@@ -259,6 +259,7 @@ def _mode_checks(config: Any) -> Iterator[tuple[str, bool]]:
     yield "KV connectors never ran with a tap", config.kv_transfer_config is not None
     yield "only generating models have states to capture", model.runner_type != "generate"
     yield "encoder-decoder models never ran with a tap", bool(model.is_encoder_decoder)
+    yield "hybrid models never ran with a tap", bool(model.is_hybrid or model.is_attention_free)
     yield "multi-dimensional rope positions do not place rows", bool(model.uses_mrope)
     yield "with prompt embeddings not every row has a token id", bool(model.enable_prompt_embeds)
     yield (
