@@ -1,9 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -238,6 +238,31 @@ def bench(tmp_path: Path, tap: FakeTap, engines: Engines) -> Bench:
     )
 
 
+class Prompt(uvicorn.Server):
+    """Ends at once when it is told to: uvicorn itself takes up to 0.3 s, which is most of a test."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.serves = threading.Event()
+
+    async def main_loop(self) -> None:
+        self._told, self._loop = asyncio.Event(), asyncio.get_running_loop()
+        self.serves.set()
+        await self._told.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while self.server_state.connections or self.server_state.tasks:
+            await asyncio.sleep(0.005)
+
+    def end(self) -> None:
+        """From another thread."""
+        self._loop.call_soon_threadsafe(self._told.set)
+
+
 @dataclass
 class Service:
     """The API over HTTP, and its client."""
@@ -306,17 +331,16 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
             body_timeout_s=body_timeout_s,
         )
         listener = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        server = Prompt(uvicorn.Config(app, log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        while not server.started:
-            time.sleep(0.01)
+        assert server.serves.wait(10)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         client = Taphouse(url, token=token)
 
         def stop() -> None:
             client.close()
-            server.should_exit = True
+            server.end()
             thread.join()
             listener.close()
 

@@ -147,7 +147,9 @@ def test_a_body_that_stands_still_is_cut_off(serve: Serve, path: str, kind: str,
 
 
 def test_a_dataset_that_was_refused_and_stands_still_is_answered_why(serve: Serve) -> None:
-    text = post_a_part(serve(body_timeout_s=0.2), "/v1/jobs", "application/x-ndjson", b"nope\n{")
+    service = serve(body_timeout_s=0.2)
+    kind = "application/x-ndjson\r\nConnection: close"  # it is kept for seconds else
+    text = post_a_part(service, "/v1/jobs", kind, b"nope\n{")
     assert text.startswith(b"HTTP/1.1 422 ") and b"line 1 is not JSON" in text
 
 

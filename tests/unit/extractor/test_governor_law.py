@@ -184,7 +184,7 @@ def test_a_load_without_a_baseline_is_probed_a_small_share_of_the_time() -> None
     assert probing and len(probing) * TICK_S <= PROBE_S
     assert all(state.limit_ms <= sim.bounds.start_ms for state in states[:4])
     assert sim.state.limit_ms > sim.bounds.start_ms  # what it learned was enough
-    sim.production.itl_s = 0.0004  # another engine altogether would be as new
+    sim.production.itl_s = 0.1  # another engine altogether would be as new
     sim.state = replace(sim.state, baseline=fresh(sim.bounds).baseline)
     more = sim.run(400)
     assert sum("probe" in state.reason for state in more) / len(more) <= 0.06
