@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from tests.engine.capturing import (
     until,
     until_capturing,
 )
-from tests.engine.checkpoints import tiny_llama
+from tests.engine.checkpoints import tiny_deepseek, tiny_llama
 from tests.engine.launch import Engine, launch
 
 pytestmark = pytest.mark.engine
@@ -26,6 +26,9 @@ ROOT = str(Path(__file__).resolve().parents[2])
 PROMPT = prompt(200, 1)
 SHORT = ["--max-model-len", "512"]
 EXTENSION = [*SHORT, "--worker-extension-cls", "tests.engine.mode_faults.HiddenStatesExtension"]
+MLA = ["--compilation-config", '{"custom_ops": ["none"], "pass_config": {"fuse_allreduce_rms": false}}']
+"""Without vLLM's own CPU kernels, which compute MLA wrong when eager."""
+
 UNKNOWN = {"PYTHONPATH": ROOT, "TEST_MODE_FAULT": "version:9.9.9"}
 
 
@@ -46,9 +49,18 @@ def assert_refused(engine: Engine, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "env", "reason"),
+    ("model", "args", "env", "reason"),
     [
         pytest.param(
+            tiny_deepseek,
+            [*SHORT, *MLA, "--dtype", "float16", "--max-num-batched-tokens", "512"],
+            {},
+            "DeepseekV2DecoderLayer rescales the residual stream in float16",
+            id="float16",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            tiny_llama,
             [*SHORT, "--enable-lora"],
             {},
             "LoRA never ran with a tap",
@@ -56,6 +68,7 @@ def assert_refused(engine: Engine, reason: str) -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            tiny_llama,
             EXTENSION,
             UNKNOWN,
             "vLLM 9.9.9 on cpu with the V1 model runner never ran with this tap; "
@@ -64,8 +77,10 @@ def assert_refused(engine: Engine, reason: str) -> None:
         ),
     ],
 )
-def test_a_refused_mode_serves_and_says_why(args: Sequence[str], env: Mapping[str, str], reason: str) -> None:
-    with launch(tiny_llama(), layers=LAYERS, args=args, env=env) as engine:
+def test_a_refused_mode_serves_and_says_why(
+    model: Callable[[], Path], args: Sequence[str], env: Mapping[str, str], reason: str
+) -> None:
+    with launch(model(), layers=LAYERS, args=args, env=env) as engine:
         assert_refused(engine, reason)
 
 
