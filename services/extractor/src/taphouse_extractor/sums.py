@@ -32,6 +32,8 @@ __all__ = ["Sum", "SumKeeper", "Sums", "whole_segments"]
 
 log = logging.getLogger(__name__)
 Stamp = tuple[int, int]
+Part = tuple[str, int, int]
+"""A job, a segment, and where its batches end: the job may get more."""
 READ_AT_ONCE = 16
 RESTS = 9.0
 """Times what reading those took: no request is held up, and it takes a tenth of a core at most."""
@@ -132,9 +134,10 @@ class SumKeeper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sums, self._jobs, self._clock = sums, jobs, clock
-        self._done = set[tuple[str, int, int]]()
-        """Segments that were seen to, each with the end of its batches: a job may get more."""
-        self._waiting: dict[tuple[str, int, int], Listing] = {}
+        self._done: dict[str, int] = {}
+        """Jobs all of whose whole segments were seen to, each with how many of its batches had ended then."""
+        self._made = set[Part]()
+        self._waiting: dict[Part, Listing] = {}
 
     def run(self, stop: threading.Event, every_s: float) -> None:
         """Keep them until `stop` is set; what is in the way is tried again."""
@@ -149,20 +152,30 @@ class SumKeeper:
     def step(self, stop: threading.Event) -> None:
         """Make those that are due: nothing changed in their directories over a few steps."""
         for job in self._jobs():
-            for segment, end in whole_segments(job):
-                job_id, key = job.record.id, (job.record.id, segment, end)
-                if stop.is_set():
-                    return
-                if key in self._done:
-                    continue
-                if key not in self._waiting:
-                    self._waiting[key] = self._sums.listing(job_id, segment)
-                settled = self._waiting[key].news() is None
-                if settled and (self._sums.believed(job_id, segment) or self._make(key, stop)):
-                    del self._waiting[key]
-                    self._done.add(key)
+            job_id, ended = job.record.id, len(job.finished)
+            if self._done.get(job_id) == ended:
+                continue
+            parts = [(job_id, segment, end) for segment, end in whole_segments(job)]
+            waiting = [part for part in parts if part not in self._made and not self._see_to(part, stop)]
+            if not waiting:
+                self._done[job_id] = ended
+            if stop.is_set():
+                return
 
-    def _make(self, key: tuple[str, int, int], stop: threading.Event) -> bool:
+    def _see_to(self, part: Part, stop: threading.Event) -> bool:
+        """Whether a segment has its sum, which is made if that is due."""
+        job_id, segment, _ = part
+        if part not in self._waiting:
+            self._waiting[part] = self._sums.listing(job_id, segment)
+        if stop.is_set() or self._waiting[part].news() is not None:
+            return False
+        if self._sums.believed(job_id, segment) is None and not self._make(part, stop):
+            return False
+        del self._waiting[part]
+        self._made.add(part)
+        return True
+
+    def _make(self, part: Part, stop: threading.Event) -> bool:
         began = self._clock()
 
         def rest() -> bool:
@@ -171,8 +184,8 @@ class SumKeeper:
             began = self._clock()
             return stopped
 
-        job_id, segment, _ = key
-        stamp = self._waiting[key].stamp
+        job_id, segment, _ = part
+        stamp = self._waiting[part].stamp
         return stamp is not None and self._sums.make(job_id, segment, stamp, rest)
 
 
