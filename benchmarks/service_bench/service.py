@@ -12,6 +12,8 @@ from pathlib import Path
 
 from tests.queue.conftest import TOKEN, Cluster, children, wait_for
 
+from taphouse.store.identity import begin
+
 __all__ = ["TOKEN", "Service", "running", "wait_for"]
 
 MB = 1e6
@@ -76,6 +78,7 @@ def running(
     names = {f"TAPHOUSE_EXTRACTOR_{name.upper()}": value for name, value in settings.items()}
     service = Service(directory, settings=names, places={"slices": slices / "slices"})
     try:
+        begin(service.store)
         prepare(service)
         service.start_bench_engine(tokens=tokens, hidden=hidden)
         service.start_named(workers)

@@ -12,6 +12,7 @@ from rich.table import Table
 from taphouse.ledger import Ledger
 from taphouse.shards import verify_shard
 from taphouse.store import LocalStore
+from taphouse.store.identity import begun
 
 
 @dataclass
@@ -29,7 +30,8 @@ class Shards:
 
 def check_shards(root: Path) -> Shards:
     """Reads every shard that the ledger names, down to the last checksum."""
-    store = LocalStore(root)
+    store = LocalStore(root, create=False)
+    begun(store)
     found = Shards()
     for entry in Ledger(store).entries():
         report = verify_shard(store.local_path(entry.path), sha256=entry.sha256)

@@ -77,6 +77,7 @@ def test_pause_resume_retry_and_keys(cluster: Cluster, taphouse: Command) -> Non
     assert taphouse.jobs("pause", job) == (job, "paused")
     held = cluster.wait_idle(job)
     assert held.state.value == "paused" and held.succeeded < 45
+    assert "every unfinished job is" in taphouse("queue")
     assert taphouse.jobs("pause", job) == (job, "paused"), "twice is once"
     assert taphouse.json("enqueue", rows, *CUT, "--key", "k")["id"] == job
     assert "key made job" in taphouse("enqueue", rows, "--key", "k", code=ExitCode.REFUSED)

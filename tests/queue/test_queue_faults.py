@@ -100,9 +100,12 @@ def test_redis_wiped_is_rebuilt_from_the_store_and_cursors_stay(cluster: Cluster
     cluster.start(workers=2, delay_s=0.2)
     job = cluster.enqueue(96, batch_size=16)
     wait_for("a first shard", lambda: cluster.ledger.head() >= 1)
+    cluster.trouble(delay_s=0.5)
+    wait_for("two batches run", lambda: cluster.client.queue().depth.running == 2)
     cursor = cluster.ledger.head()
     before = [entry.shard for entry in cluster.ledger.entries()][:cursor]
     cluster.redis.flushall()
+    cluster.trouble(delay_s=0.05)
     done = cluster.wait_done(job.id)
     assert (done.state.value, done.succeeded) == ("done", 96)
     entries = list(cluster.ledger.entries())
@@ -111,6 +114,8 @@ def test_redis_wiped_is_rebuilt_from_the_store_and_cursors_stay(cluster: Cluster
     assert sorted([*before, *after]) == sorted(entry.shard for entry in entries)
     assert sorted(cluster.sample_ids(), key=lambda i: int(i[4:])) == expected(96)
     wait_for("workers show again", lambda: len(cluster.client.queue().workers) == 2, 10)
+    assert "Traceback" not in cluster.log("worker") + cluster.log("api"), "runs that Redis forgot end quietly"
+    wait_for("nothing of them is left", lambda: not cluster.redis.keys("rq:job:*"), 10)
 
 
 def test_engine_stopped_and_started(cluster: Cluster) -> None:

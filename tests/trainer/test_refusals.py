@@ -14,6 +14,7 @@ from tests.trainer.conftest import StoreMaker
 from tests.trainer.runs import seen, train
 from tests.trainer.tiny import LAYERS, add_shard
 
+from taphouse.errors import NotInStore, WrongStore
 from taphouse.ledger import Ledger
 from taphouse.samples import Sample
 from taphouse.shards import ShardMeta, shard_name, write_shard
@@ -168,3 +169,24 @@ def test_other_stores_shard_under_the_same_name(
     victim.write_bytes(other.local_path(f"shards/{name}").read_bytes())
     good = samples[:16] + samples[24:64]
     check_skipped(tmp_path, store, target, good=good, reason="checksum", shard=name)
+
+
+def test_a_store_that_nobody_began_or_of_another_version(
+    tmp_path: Path, make_store: StoreMaker, target: Path, samples: list[Sample]
+) -> None:
+    """A mount point without its disk would be followed for ever."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(WrongStore, match=r"there is no store at .*empty yet"):
+        train(tmp_path, empty, target)
+    with pytest.raises(NotInStore, match="there is no store at"):
+        train(tmp_path, tmp_path / "none", target)
+    store = make_store(samples[:8])
+    (store / "store.json").write_text('{"format":"taphouse-store","id":"","version":2}')
+    with pytest.raises(WrongStore, match="is of version 2; this program reads version 3"):
+        train(tmp_path, store, target)
+    (store / "store.json").unlink()
+    with pytest.raises(WrongStore, match=r"was used, and no store\.json"):
+        train(tmp_path, store, target)
+    assert list(empty.iterdir()) == [] and not (tmp_path / "none").exists()
+    assert not (store / "consumers").exists()

@@ -21,6 +21,8 @@ from tests.trainer.tiny import VOCAB, add_shard
 
 from taphouse.samples import Sample
 from taphouse.shards import ShardMeta
+from taphouse.store import LocalStore
+from taphouse.store.identity import begin
 from taphouse_trainer.errors import AlreadyRunning, CheckpointError, SettingsConflict, VocabularyError
 from taphouse_trainer.main import run
 from taphouse_trainer.shard_stream import HeldOut
@@ -208,6 +210,7 @@ def test_resuming_on_a_store_that_lost_its_ledger_is_refused(
     tmp_path: Path, make_store: StoreMaker, target: Path
 ) -> None:
     train(tmp_path, make_store(), target)
+    begin(LocalStore(tmp_path / "empty"))
     with pytest.raises(SettingsConflict, match="ledger"):
         train(tmp_path, tmp_path / "empty", target)
 

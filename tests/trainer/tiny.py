@@ -16,6 +16,7 @@ from taphouse.ledger import Ledger
 from taphouse.samples import Sample
 from taphouse.shards import ShardMeta, shard_name, write_shard
 from taphouse.store import LocalStore
+from taphouse.store.identity import begin
 
 VOCAB, HIDDEN, LAYERS, LENGTH = 128, 64, 4, 40
 TAPPED = (1, 2, 3, LAYERS)
@@ -69,6 +70,7 @@ def capture(model: LlamaForCausalLM, ids: torch.Tensor) -> np.ndarray:
 def add_shard(root: Path, samples: Sequence[Sample], meta: ShardMeta) -> Path:
     """Append one shard to the store and its ledger; returns its file."""
     store = LocalStore(root)
+    begin(store)
     ledger = Ledger(store)
     batch = ledger.head()
     facts = write_shard(store, shard_name("job", batch), samples, meta.model_copy(update={"batch": batch}))

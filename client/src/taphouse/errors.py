@@ -14,7 +14,8 @@
     │   ├── NotInStore                        nothing under that path
     │   ├── StoreFull                         no space, quota or file-size limit
     │   ├── StoreDenied                       read-only or no permission
-    │   └── StoreBusy                         somebody else holds the lock
+    │   ├── StoreBusy                         somebody else holds the lock
+    │   └── WrongStore                        of another version, or not the one that is meant
     ├── LedgerError                           an entry is unreadable, or the ledger has a gap
     ├── ApiError                              the extractor API answered with an error
     │   ├── BadRequest                        400, 422
@@ -159,6 +160,10 @@ class StoreDenied(StoreError):
 
 class StoreBusy(StoreError):
     """Somebody else holds the lock, and it was not to be waited for."""
+
+
+class WrongStore(StoreError):
+    """The store is of another version, or not the one that is meant."""
 
 
 class LedgerError(TaphouseError):

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from taphouse.cli.render_queue import queue_view
 from taphouse.cli.render_watch import HISTORY, SHARDS_SHOWN, Moment, follow, watch_line, watch_view
-from taphouse.wire import Batches, Engine, QueueStatus, ShardInfo
+from taphouse.wire import Batches, Engine, JobState, QueueStatus, ShardInfo
 
 NOW = 1_790_000_000.0
 EMPTY = {
@@ -114,6 +114,20 @@ def test_jobs_that_no_engine_fits_are_what_it_waits_for(moment, make):
     assert said in watch_line(waits)
     runs = replace(moment, status=make("status", **facts, depth=Batches(running=1, pending=3)))
     assert "extraction running" in watch_line(runs)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "running", "said"),
+    [
+        ({JobState.PAUSED: 2, JobState.DONE: 1}, 0, "extraction paused (every unfinished job is"),
+        ({JobState.PAUSED: 2, JobState.DONE: 1}, 1, "extraction running"),
+        ({JobState.PAUSED: 2, JobState.QUEUED: 1}, 0, "extraction waiting (for a worker"),
+        ({JobState.PAUSED: 0, JobState.QUEUED: 1}, 0, "extraction waiting (for a worker"),
+    ],
+)
+def test_batches_of_paused_jobs_wait_for_nobody(moment, make, jobs, running, said):
+    status = make("status", jobs=jobs, depth=Batches(pending=3, running=running))
+    assert said in watch_line(replace(moment, status=status))
 
 
 def test_no_trainer_no_worker_paused(moment, make):

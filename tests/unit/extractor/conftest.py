@@ -292,7 +292,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
         open_metrics: bool = True,
     ) -> Service:
         panel = Panel(bench.memory, bench.orders, enabled=governor)
-        gate = Gate(bench.store, bench.monitors, min_free_bytes, panel.stopped)
+        gate = Gate(bench.store, bench.monitors, min_free_bytes, stopped=panel.stopped)
         pulse = Pulse(lambda: bench.overview.queue(gate.paused()), lambda: bench.overview.jobs(100))
         datasets = tmp_path / "datasets"
         datasets.mkdir(exist_ok=True)

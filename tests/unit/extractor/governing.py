@@ -15,6 +15,7 @@ from taphouse_extractor.governor.law import decide, fresh
 from taphouse_extractor.governor.memory import SET_IF_LEADER
 from taphouse_extractor.governor.state import AUTO, Observation, Order, State
 from taphouse_extractor.governor.verdicts import Bounds
+from taphouse_extractor.home import GET_OR_SET
 from taphouse_extractor.leases import DROP_IF_MINE, KEEP_IF_MINE
 
 SCALE = Scale(2 ** (1 / 16), 0.00025)
@@ -121,7 +122,7 @@ def moved(loads: ByLoad, buckets: int) -> ByLoad:
 
 
 class FakeRedis:
-    """What the governor's memory and engines set aside call, in memory. `away` makes all of it fail."""
+    """What the governor's memory, engines set aside and `Home` call, in memory. `away` makes it fail."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -153,9 +154,11 @@ class FakeRedis:
         """What time does to a lease."""
         self.values.pop(key, None)
 
-    def eval(self, script: str, keys: int, *given: Any) -> int:
+    def eval(self, script: str, keys: int, *given: Any) -> int | str:
         self._check()
         names, values = given[:keys], given[keys:]
+        if script == GET_OR_SET:
+            return self.values.setdefault(names[0], values[0])
         holder = self.values.get(names[0])
         if script == KEEP_IF_MINE:
             if holder not in (None, values[0]):

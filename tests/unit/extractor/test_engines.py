@@ -18,6 +18,7 @@ from tests.queue.fake_tap import FakeTap, two_classes
 from tests.unit.extractor.conftest import Bench, Service, engine_of
 from tests.unit.extractor.governing import FakeRedis
 
+from taphouse.errors import WrongStore
 from taphouse.wire import Engine as EngineView
 from taphouse.wire import JobOptions
 from taphouse_extractor.aside import Aside
@@ -339,6 +340,20 @@ def test_a_run_that_meets_another_engine_than_the_jobs_is_no_bad_run(
     assert noted.bad == [] and len(noted.waits) == 2
     assert "no engine fits" in noted.waits[0] and "is not the job's any more" in noted.waits[1]
     assert list(bench.records.finished(job.id)) == [0]
+
+
+def test_a_batch_waits_for_its_store(bench: Bench) -> None:
+    """A worker whose disk was unmounted finds no job: that is not the batch's fault."""
+    job, noted = bench.job([{"prompt": "a"}]), Noted()
+
+    def check() -> None:
+        raise WrongStore("the store's directory is empty")
+
+    links = Links(noted, bench.pipeline, check=check)  # type: ignore[arg-type]
+    runner = BatchRunner("w", lambda: nullcontext(links), Backoff(1.0, 15.0), 60.0)
+    runner(BatchRef(job_id=job.id, batch=0))
+    assert (noted.waits, noted.bad) == (["the store's directory is empty"], [])
+    assert list(bench.records.finished(job.id)) == []
 
 
 @pytest.fixture

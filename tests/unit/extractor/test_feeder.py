@@ -6,7 +6,7 @@ import time
 import pytest
 from tests.unit.extractor.conftest import Bench
 
-from taphouse.errors import StoreFull
+from taphouse.errors import StoreFull, WrongStore
 from taphouse.ledger import Reconciliation
 from taphouse.shards import shard_path
 from taphouse.wire import JobOptions
@@ -247,6 +247,26 @@ def test_a_pause_feeds_nothing_and_drops_nothing(bench: Bench, feeder: Feeder, p
     assert feeder.step() == 0
     pause.reason = None
     assert feeder.step() == 2
+
+
+def test_nothing_is_fed_from_the_wrong_store(bench: Bench, feeder: Feeder) -> None:
+    def wrong() -> None:
+        raise WrongStore("the store's directory is empty")
+
+    bench.job(rows(2), batch_size=1)
+    feeder._check, right = wrong, feeder._check
+    with pytest.raises(WrongStore):
+        feeder.step()
+    assert bench.queue.queued == {}
+    feeder._check = right
+    assert feeder.step() == 2
+
+
+def test_batches_of_another_stores_jobs_leave_the_queue(bench: Bench, feeder: Feeder) -> None:
+    job = bench.job(rows(1))
+    bench.queue.enqueue(BatchRef(job_id="j20200101000000-00000000", batch=0))
+    feeder.step()
+    assert list(bench.queue.queued.values()) == refs(job.id, 0)
 
 
 def test_only_the_leader_feeds(bench: Bench, feeder: Feeder) -> None:

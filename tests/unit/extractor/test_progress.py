@@ -41,15 +41,13 @@ def test_one_unreadable_job_does_not_hide_the_others(bench: Bench) -> None:
     assert bench.overview.queue(None).rows_left == 1
 
 
-def test_a_job_of_an_earlier_version_is_left_alone(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """Its outcomes lie elsewhere: read as ours, its batches would be run again."""
-    old, new = bench.job([{"prompt": "a"}]), bench.job([{"prompt": "b"}])
-    bench.store.put(f"jobs/{old.id}/outcomes/000000.json", b"{}")
-    put_json(bench.store, f"jobs/{old.id}/job.json", {**old.model_dump(mode="json"), "version": 1})
-    assert [job.record.id for job in bench.progress.refresh()] == [new.id]
-    assert "not a record of this version" in caplog.text
-    with pytest.raises(StoreError, match="not a record of this version"):
-        bench.pipeline.run(BatchRef(job_id=old.id, batch=0))
+def test_a_job_that_is_no_record_is_left_alone(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bad, good = bench.job([{"prompt": "a"}]), bench.job([{"prompt": "b"}])
+    put_json(bench.store, f"jobs/{bad.id}/job.json", {**bad.model_dump(mode="json"), "rows": "many"})
+    assert [job.record.id for job in bench.progress.refresh()] == [good.id]
+    assert "no record of a job" in caplog.text
+    with pytest.raises(StoreError, match="no record of a job"):
+        bench.pipeline.run(BatchRef(job_id=bad.id, batch=0))
     assert bench.ledger.head() == 0
 
 

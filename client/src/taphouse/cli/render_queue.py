@@ -11,7 +11,7 @@ from taphouse.cli.render import facts_grid, plain, table
 from taphouse.cli.render_consumers import consumers_table, retention_text, unconsumed_text
 from taphouse.cli.render_governor import governor_facts
 from taphouse.cli.units import age, count, duration, milliseconds, per_second, ratio, size
-from taphouse.wire import Engine, Latency, QueueStatus, Rate
+from taphouse.wire import Engine, JobState, Latency, QueueStatus, Rate
 
 __all__ = [
     "capture_text",
@@ -23,6 +23,9 @@ __all__ = [
     "queue_view",
     "rate_text",
 ]
+
+MAY_RUN = (JobState.SPOOLING, JobState.QUEUED, JobState.RUNNING)
+"""States of jobs whose batches are taken, or will be."""
 
 
 def latency_of(latency: Latency | None) -> str:
@@ -38,11 +41,12 @@ def extraction_state(status: QueueStatus) -> tuple[str, str, str | None]:
         return "paused", "bold yellow", status.paused
     if not todo:
         return "idle", "dim", None
+    held = status.jobs.get(JobState.PAUSED) and not any(status.jobs.get(state) for state in MAY_RUN)
+    if held and not depth.running:
+        return "paused", "yellow", "every unfinished job is: `taphouse jobs resume`"
     stuck = _stuck(status)
-    if stuck:
-        return "stalled", "bold red", stuck
-    if depth.running:
-        return "running", "bold green", None
+    if stuck or depth.running:
+        return ("stalled", "bold red", stuck) if stuck else ("running", "bold green", None)
     if status.unfit and not depth.queued:
         jobs = f"{count(status.unfit_jobs)} job{'' if status.unfit_jobs == 1 else 's'}"
         return "waiting", "bold yellow", f"{jobs} for an engine: {status.unfit}"

@@ -65,6 +65,9 @@ class Doctor:
         return [*checks, self._governor.check(), self._check_workers(), *self._check_consumers()]
 
     def _check_store(self) -> Check:
+        wrong = self._gate.wrong_store()
+        if wrong is not None:
+            return Check(check="store", ok=False, detail=wrong, advice="Nothing is taken or run until then")
         path, nonce = f"doctor-{os.getpid()}-{secrets.token_hex(4)}", secrets.token_bytes(16)
         try:
             self._store.put(path, nonce)

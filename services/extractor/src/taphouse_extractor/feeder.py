@@ -49,6 +49,7 @@ class Feeder:
     """One of possibly many; only the leader feeds. `paused` says why nothing may be fed now, or None.
 
     `unfit` says why no engine can serve what a job needs: its batches wait here, not in Redis.
+    `check` raises where the store is not the service's.
     `give_up` ends a batch whose runs crash (`Pipeline.give_up`).
     """
 
@@ -64,10 +65,11 @@ class Feeder:
         give_up: Callable[[JobRecord, BatchRef, str], object],
         paused: Callable[[], str | None],
         unfit: Callable[[Needs], str | None] = lambda _: None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         self._records, self._progress, self._ledger = records, progress, ledger
         self._queue, self._leases, self._limits = queue, leases, limits
-        self._give_up, self._paused, self._unfit = give_up, paused, unfit
+        self._give_up, self._paused, self._unfit, self._check = give_up, paused, unfit, check
         self._name = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self._silent_since: dict[str, float] = {}
         self._lost = set[int]()
@@ -94,6 +96,7 @@ class Feeder:
         led, self._leading = self._leading, self._leases.lead(self._name)
         if not self._leading:
             return 0
+        self._check()
         if not led:
             self._records.store.sweep_temporaries()  # of writers that were killed
         if not led or time.monotonic() > self._reconcile_at:
@@ -108,7 +111,7 @@ class Feeder:
         jobs = self._progress.refresh()
         busy = set(view.queued.values()) | taken | running.keys()
         waiting = self._leases.waiting(tries)
-        self._drop_unwanted(view, {job.record.id for job in jobs if job.held})
+        self._drop_unwanted(view, {job.record.id for job in jobs if not job.held})
         if self._paused() is not None:
             return 0
         room, fed = self._limits.max_queued - len(view.queued), 0
@@ -163,9 +166,10 @@ class Feeder:
             return False
         return not waits
 
-    def _drop_unwanted(self, view: QueueView, unwanted: set[str]) -> None:
+    def _drop_unwanted(self, view: QueueView, wanted: set[str]) -> None:
+        """Take batches from the queue that may not run, or are of no job of this store."""
         for rq_id, ref in view.queued.items():
-            if ref.job_id in unwanted:
+            if ref.job_id not in wanted:
                 self._queue.discard(rq_id)
 
     def _reconcile(self) -> None:

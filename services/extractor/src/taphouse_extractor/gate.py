@@ -41,7 +41,8 @@ class WriteProbe:
 class Gate:
     """Looks at the store (it takes writes, `min_free_bytes` are left), the engines and the operator.
 
-    `stopped` says why the operator stopped extraction, `backlog` why consumers must catch up first, or None.
+    `home` says why it is not the service's store, `stopped` why the operator stopped extraction, `backlog`
+    why consumers must catch up first; each may be None.
     """
 
     def __init__(
@@ -49,15 +50,24 @@ class Gate:
         store: Store,
         monitors: Monitors,
         min_free_bytes: int,
+        *,
+        home: Callable[[], str | None] = lambda: None,
         stopped: Callable[[], str | None] = lambda: None,
         backlog: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._store, self._monitors, self._min_free_bytes = store, monitors, min_free_bytes
-        self._stopped, self._backlog = stopped, backlog
+        self._home, self._stopped, self._backlog = home, stopped, backlog
         self._probe = WriteProbe(store)
+
+    def wrong_store(self) -> str | None:
+        """Why the store is not the service's, or None. Never raises."""
+        return self._home()
 
     def disk_problem(self) -> str | None:
         """Why nothing may be written now, or None. Never raises."""
+        wrong = self.wrong_store()
+        if wrong is not None:
+            return wrong
         try:
             free = self._store.free_bytes()
         except StoreError as error:

@@ -19,7 +19,7 @@ from typing import Any
 
 import redis
 from rq import Queue, Worker
-from rq.exceptions import NoSuchJobError, StopRequested
+from rq.exceptions import InvalidJobOperation, NoSuchJobError, StopRequested
 from rq.job import Job
 from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
@@ -84,10 +84,14 @@ class BatchQueue:
         for job_id, execution_id in self._started.get_job_and_execution_ids(cleanup=False):
             if job_id == rq_id:
                 self._queue.connection.zrem(self._started.key, f"{job_id}:{execution_id}")
+        client = self._queue.connection
         try:
-            Job.fetch(rq_id, connection=self._queue.connection, serializer=JSONSerializer).delete()
-        except NoSuchJobError:
-            return
+            Job.fetch(rq_id, connection=client, serializer=JSONSerializer).delete()
+        except (
+            NoSuchJobError,
+            InvalidJobOperation,
+        ):  # at most a sign of life is left, of one that was deleted
+            client.delete(Job.key_for(rq_id))
 
 
 def _refs(rq_ids: list[str]) -> dict[str, BatchRef]:
@@ -130,6 +134,15 @@ def _allowed_job(run: RunBatch) -> type[Job]:
             self.group_id = None
             self.retries_left = self.repeats_left = self.rate_limit_key = None
 
+        def delete(
+            self, pipeline: Any = None, remove_from_queue: bool = True, delete_dependents: bool = False
+        ) -> None:
+            """Remove it, and of one that Redis lost while it ran the sign of life that came after."""
+            try:
+                super().delete(pipeline, remove_from_queue, delete_dependents)
+            except InvalidJobOperation:
+                (self.connection if pipeline is None else pipeline).delete(self.key)
+
     return AllowedJob
 
 
@@ -159,12 +172,19 @@ class BatchWorker(Worker):
 
 
 def run_worker(
-    url: str, queue_name: str, *, name: str, run: RunBatch, on_death: Callable[[BatchRef, str], None]
+    url: str,
+    queue_name: str,
+    *,
+    name: str,
+    run: RunBatch,
+    on_death: Callable[[BatchRef, str], None],
+    enter: Callable[[], object] = lambda: None,
 ) -> None:
     """Work until SIGTERM or SIGINT (the batch at hand is finished; a second signal ends it at once).
 
     `run` is called in a forked work-horse, under RQ's time-out, whose exception is a plain `Exception`.
-    `on_death` is called here when a work-horse was killed. A worker that lost Redis is made anew.
+    `on_death` is called here when a work-horse was killed. A worker that lost Redis is made anew, and each
+    begins with `enter`, which may raise Redis's errors; what else it raises ends this.
     """
 
     def killed(job: Job, _pid: int, status: int, _usage: Any) -> None:
@@ -173,6 +193,7 @@ def run_worker(
 
     while True:
         try:
+            enter()
             worker = BatchWorker(
                 [queue_name],
                 name=f"{name}.{secrets.token_hex(2)}",

@@ -53,7 +53,7 @@ from taphouse_extractor.settings import Settings
 from taphouse_extractor.spool import Limits
 from taphouse_extractor.sums import SumKeeper, Sums
 from taphouse_extractor.tracing import tracer_to
-from taphouse_extractor.wiring import bounds_of, engines_of, leases_of, memory_of
+from taphouse_extractor.wiring import bounds_of, engines_of, home_of, leases_of, memory_of
 from taphouse_extractor.worker import Backoff, BatchRunner, Links
 
 __all__ = ["build_api", "main", "work"]
@@ -67,6 +67,8 @@ SUMS_EVERY_S = 5.0
 def build_api(settings: Settings) -> FastAPI:
     """The API process: routes, and beside them feeder, governor and monitor, from start-up to shutdown."""
     store = LocalStore(settings.store)
+    home = home_of(settings, store)
+    home.enter_if_known()
     records, ledger = Records(store), Ledger(store)
     progress = Progress(records)
     engines, leases = engines_of(settings), leases_of(settings)
@@ -80,7 +82,14 @@ def build_api(settings: Settings) -> FastAPI:
     backlog = Backlog(store, ledger, settings.max_unconsumed_bytes)
     policy = RetentionPolicy(settings.retention, settings.retention_age_s)
     retention = Retention(records, ledger, policy)
-    gate = Gate(store, monitors, settings.min_free_bytes, panel.stopped, backlog.problem)
+    gate = Gate(
+        store,
+        monitors,
+        settings.min_free_bytes,
+        home=home.problem,
+        stopped=panel.stopped,
+        backlog=backlog.problem,
+    )
     overview = Overview(
         progress=progress,
         store=store,
@@ -103,6 +112,7 @@ def build_api(settings: Settings) -> FastAPI:
         give_up=pipeline.give_up,
         paused=gate.paused,
         unfit=monitors.unfit,
+        check=home.check,
     )
     context = Context(
         store=store,
@@ -195,12 +205,13 @@ def work(settings: Settings) -> None:
     tracer_to(settings.otlp_endpoint)  # what is missing is said at the start
     engines_of(settings).close()  # a first client imports for 0.13 s: here once, not in every work-horse
     records = Records(LocalStore(settings.store))
+    home = home_of(settings, records.store)
 
     @contextmanager
     def open_links() -> Iterator[Links]:
         with engines_of(settings) as engines:
             pipeline = Pipeline(records, Ledger(records.store), engines, settings.engine_concurrency)
-            yield Links(leases_of(settings), pipeline, tracer_to(settings.otlp_endpoint))
+            yield Links(leases_of(settings), pipeline, tracer_to(settings.otlp_endpoint), home.check)
 
     leases = leases_of(settings)
     runner = BatchRunner(
@@ -216,9 +227,12 @@ def work(settings: Settings) -> None:
     def died(ref: BatchRef, reason: str) -> None:
         runner.died(ref, reason, leases)
 
-    with keep_renewing(present, PRESENCE_TTL_S / 5):
-        run_worker(settings.redis(), settings.queue_name, name=name, run=runner, on_death=died)
-    leases.absent(name)
+    url, queue = settings.redis(), settings.queue_name
+    try:
+        with keep_renewing(present, PRESENCE_TTL_S / 5):
+            run_worker(url, queue, name=name, run=runner, on_death=died, enter=home.enter)
+    finally:
+        leases.absent(name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

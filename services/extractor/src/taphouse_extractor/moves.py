@@ -45,7 +45,6 @@ class Move(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    version: int = 2
     number: int
     of: int | None
     first: int
@@ -156,7 +155,7 @@ class Moves:
             with self._store.open(path) as file:
                 return Move.model_validate_json(file.readline(_HEAD_BYTES))
         except ValidationError as error:
-            raise StoreError(f"{path} is not a move of this version", path=path) from error
+            raise StoreError(f"{path} is no move", path=path) from error
 
     @staticmethod
     def _path(job_id: str, number: int) -> str:

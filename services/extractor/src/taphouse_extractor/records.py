@@ -1,4 +1,5 @@
 """What the store holds of jobs. The store is the truth: Redis only says what is queued and running now.
+`store.json` (`taphouse.store.identity`) says of which version all of it is.
 
 ::
 
@@ -22,7 +23,7 @@ import secrets
 import struct
 import time
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -83,11 +84,9 @@ class BatchRef(_Record):
 class JobRecord(_Record):
     """A job's definition. `rows` is 0 and `spooled` false until all of its rows are in the store.
 
-    `owner` is the name of the token it came with, `tenant` that token's tenant. `version` is that of all
-    records of a job: what others wrote is not read as if it were ours.
+    `owner` is the name of the token it came with, `tenant` that token's tenant.
     """
 
-    version: Literal[3] = 3
     id: str
     name: str | None = None
     options: JobOptions
@@ -120,7 +119,6 @@ class Outcome(_Record):
     `shard` is None when no row succeeded. `engine` is the URL of the one that made the shard.
     """
 
-    version: int = 1
     job_id: str
     batch: int
     rows: int
@@ -315,6 +313,4 @@ def _load(store: Store, path: str, model: type[Any]) -> Any:
     try:
         return model.model_validate(read_json(store, path))
     except ValidationError as error:
-        raise StoreError(
-            f"{path} is not a record of this version ({error.error_count()} problems)"
-        ) from error
+        raise StoreError(f"{path} is no record of a job ({error.error_count()} problems)") from error

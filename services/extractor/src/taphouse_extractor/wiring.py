@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from taphouse.store import Store
 from taphouse_extractor.aside import Aside
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.engines import Engines
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.verdicts import Bounds
+from taphouse_extractor.home import Home
 from taphouse_extractor.leases import Leases, connect
 from taphouse_extractor.settings import Settings
 
-__all__ = ["aside_of", "bounds_of", "engines_of", "leases_of", "memory_of"]
+__all__ = ["aside_of", "bounds_of", "engines_of", "home_of", "leases_of", "memory_of"]
 
 GOVERNOR_LEASE_S = 5.0
 
@@ -39,6 +41,11 @@ def leases_of(settings: Settings) -> Leases:
     """Leases in the settings' Redis."""
     client = connect(settings.redis())
     return Leases(client, prefix=f"taphouse:{settings.queue_name}", ttl_s=settings.lease_ttl_s)
+
+
+def home_of(settings: Settings, store: Store) -> Home:
+    """What the settings' Redis says of the store."""
+    return Home(store, connect(settings.redis()), prefix=f"taphouse:{settings.queue_name}")
 
 
 def memory_of(settings: Settings) -> Memory:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import redis
 
-from taphouse.errors import StoreDenied, StoreFull
+from taphouse.errors import StoreDenied, StoreFull, WrongStore
 from taphouse.logs import fields
 from taphouse_extractor.errors import (
     BatchBusy,
@@ -37,6 +37,8 @@ class Links:
     leases: Leases
     pipeline: Pipeline
     tracer: Tracer = field(default_factory=Tracer)
+    check: Callable[[], object] = lambda: None
+    """Raises where the store is not the service's."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,11 @@ class BatchRunner:
 
     def _run(self, ref: BatchRef, links: Links, waited_s: float | None) -> None:
         try:
+            links.check()
             outcome = _traced(ref, links, waited_s)
         except JobCancelled as error:
             log.info("%s", error)
-        except (EngineUnavailable, EngineChanged, StoreFull, StoreDenied) as error:
+        except (EngineUnavailable, EngineChanged, StoreFull, StoreDenied, WrongStore) as error:
             waits = links.leases.tries_of(ref).waits
             delay = max(getattr(error, "retry_after", None) or 0.0, self._backoff.after(waits))
             links.leases.count_wait(ref, str(error), delay_s=delay)

@@ -22,6 +22,7 @@ from taphouse.errors import StoreBusy, TaphouseError
 from taphouse.ledger import Ledger
 from taphouse.settings_problems import settings_problems
 from taphouse.store import LocalStore, Store
+from taphouse.store.identity import begun
 from taphouse_trainer.batches import Packing, torch_dtype
 from taphouse_trainer.checkpoint import Checkpoints, Interval, Stored, TrainingState
 from taphouse_trainer.draft import Draft, DraftShape, Objective, library_mapping
@@ -86,8 +87,9 @@ def run(settings: Settings, stop: threading.Event) -> str:
     torch.manual_seed(settings.seed)
     device = _device(settings)
     objective = Objective(settings.loss, settings.step_decay)
+    store = LocalStore(settings.store, create=False)
+    begun(store)
     verifier = read_verifier(settings.target)
-    store = LocalStore(settings.store)
     ledger = Ledger(store)
     checkpoints = Checkpoints(
         settings.output, settings.keep_checkpoints, torch_dtype(verifier.final_norm.dtype)
