@@ -59,7 +59,8 @@ class Recent:
 
     def add_to(self, sums: Sums, after: float) -> None:
         """Add what was finished after a time, to the second."""
-        for second, found in list(self._seconds.items()):  # another thread may count meanwhile
+        # another thread may count meanwhile: a list of the items would not be taken at once
+        for second, found in self._seconds.copy().items():
             if second > after:
                 sums.add(found)
 

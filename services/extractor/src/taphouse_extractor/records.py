@@ -240,10 +240,6 @@ class Records:
         """Take that mark away. Idempotent."""
         self.store.delete(self.mark_path(job_id, "paused"))
 
-    def paused(self, job_id: str) -> bool:
-        """Whether the job is paused."""
-        return self.store.exists(self.mark_path(job_id, "paused"))
-
     def pin(self, job_id: str, engine: Pin) -> Pin:
         """Pin a job to its engine, and return the pin in force: the first batch's wins."""
         path = f"jobs/{job_id}/engine.json"
