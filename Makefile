@@ -24,12 +24,12 @@ browser: ## find Chromium for the dashboard's tests; root on Debian gets it by a
 demo: setup ## the main job on the real engine; PROFILE=smoke|demo|kimi-k2.5, KEEP=1 leaves it running, STOP=1 stops that
 	@$(BIN)/python deploy/local/demo.py --profile $(PROFILE) $(if $(KEEP),--keep) $(if $(STOP),--stop)
 
-check: setup ## format, lint, types, import contracts, unit tests: under two minutes
+check: setup ## format, lint, types, import contracts, unit tests: a minute and a half
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy $(PACKAGES)
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q -n 2 tests/unit
+	$(BIN)/pytest -q -n 2 --dist worksteal tests/unit
 
 test: browser check ## everything but the long tests: real engine, real Redis, real trainer, real browser
 	$(BIN)/pytest tests --ignore=tests/unit -m "not slow" --durations=15

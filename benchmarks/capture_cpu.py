@@ -151,7 +151,10 @@ def main() -> None:
     options.add_argument("--model", type=Path, default=Path(".cache/models/SmolLM2-135M-Instruct"))
     chosen = options.parse_args()
     model = chosen.model.resolve()
-    with launch(model, tap=False, args=ARGS) as plain, launch(model, args=ARGS) as tapped:
+    with (
+        launch(model, tap=False, args=ARGS, forked=False) as plain,
+        launch(model, args=ARGS, forked=False) as tapped,
+    ):
         for engine in (plain, tapped):
             prefill_rate(engine)
             stream_latency(engine, 1)

@@ -114,7 +114,7 @@ def serving(name: str, setup: Setup, checkpoint: Path) -> Iterator[Server]:
     args += ["--max-num-batched-tokens", str(setup.chunk), "--block-size", str(BLOCK)]
     args += ["--num-gpu-blocks-override", str(setup.blocks), "--enable-prompt-tokens-details"]
     env = {"TAPHOUSE_TAP_PROOF_INTERVAL_S": "0", "VLLM_PLUGINS": "taphouse", "OMP_NUM_THREADS": "1"}
-    with launch(checkpoint, tap=False, args=args, env=env) as engine:
+    with launch(checkpoint, tap=False, args=args, env=env, forked=False) as engine:
         yield Server(name, Target(engine.url, engine.model, setup.vocabulary))
 
 

@@ -27,7 +27,7 @@ def overhead() -> Iterator[dict[str, Any]]:
     """The same rows through the service and straight to the engine, in turns: bare, service, bare."""
     env = {"TAPHOUSE_TAP_PROOF_INTERVAL_S": "0", "OMP_NUM_THREADS": "1"}
     args = ["--dtype", "bfloat16", "--max-model-len", "1024", "--max-num-batched-tokens", "512"]
-    with launch(model(False), args=args, env=env) as engine, _service(engine) as service:
+    with launch(model(False), args=args, env=env, forked=False) as engine, _service(engine) as service:
         service.wait_done(service.enqueue(8, batch_size=8).id, 300)
         first = _bare(engine, seed=1)
         took, waited = _through(service)

@@ -219,12 +219,16 @@ def proposals(engine: Engine) -> float:
 
 
 def test_from_prompts_to_a_served_draft(tmp_path: Path) -> None:
-    with launch(tiny_llama(), layers=LAYERS, env=KEYS) as engine, service(tmp_path, engine) as started:
+    with (
+        launch(tiny_llama(), layers=LAYERS, env=KEYS, forked=False) as engine,
+        service(tmp_path, engine) as started,
+    ):
         extract(started, tmp_path)
         started.run("taphouse", "doctor")
         draft = train(started, tmp_path)
         alone = complete(engine)
     speculative = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": 3}
-    with launch(tiny_llama(), tap=False, args=["--speculative-config", json.dumps(speculative)]) as engine:
+    args = ["--speculative-config", json.dumps(speculative)]
+    with launch(tiny_llama(), tap=False, args=args, forked=False) as engine:
         assert complete(engine) == alone
         assert proposals(engine) > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from tests.engine.forked import Forked, Server, end_with_parent
 
 from taphouse_tap.__main__ import launch_args
 
@@ -40,7 +40,7 @@ class Engine:
     model: str
     slice_dir: Path
     log: Path
-    process: subprocess.Popen[bytes]
+    process: Server
 
 
 @contextlib.contextmanager
@@ -54,21 +54,21 @@ def launch(
     tap: bool = True,
     plugin: bool = True,
     serve: bool = False,
+    forked: bool = True,
     two_classes: bool = True,
 ) -> Iterator[Engine]:
     """Serve ``model`` eagerly in float32 until the block ends.
 
     ``plugin`` False leaves the endpoint plugin out, for servers that name the middleware in ``args``.
-    ``serve`` starts through ``vllm serve``, which several API servers need. ``two_classes`` False leaves vLLM
-    its own scheduler.
+    ``serve`` starts through ``vllm serve``, which several API servers need, in processes of vLLM's making, as
+    with ``forked`` False. ``two_classes`` False leaves vLLM its own scheduler.
     """
     flags = launch_args(layers, tensor_parallel_size=tensor_parallel_size, two_classes=two_classes)
     work = Path(tempfile.mkdtemp(prefix="taphouse-engine-"))
     slice_dir = Path(tempfile.mkdtemp(prefix="taphouse-", dir="/dev/shm")) / "slices"
     port = _free_port()
-    command = [
-        sys.executable,
-        *(("-c", SERVE, "serve", str(model)) if serve else ("-m", API_SERVER, "--model", str(model))),
+    arguments = [
+        *(("serve", str(model)) if serve else ("--model", str(model))),
         *("--served-model-name", "target", "--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--enforce-eager", "--max-num-batched-tokens", "128"),
         *("--tensor-parallel-size", str(tensor_parallel_size)),
@@ -90,15 +90,11 @@ def launch(
         ),
     }
     log = work / "server.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            cwd=work,
-            env=environment,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_end_with_parent,
+    if forked and not serve:
+        process: Server = Forked(arguments, environment, work, log)
+    else:
+        process = _spawn(
+            [*(("-c", SERVE) if serve else ("-m", API_SERVER)), *arguments], environment, work, log
         )
     engine = Engine(f"http://127.0.0.1:{port}", "target", slice_dir, log, process)
     try:
@@ -110,9 +106,19 @@ def launch(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _end_with_parent() -> None:
-    """Have the kernel end this server when the test run is killed: see PR_SET_PDEATHSIG in prctl(2)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+def _spawn(
+    command: Sequence[str], environment: Mapping[str, str], work: Path, log: Path
+) -> subprocess.Popen[bytes]:
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            cwd=work,
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
 
 
 def stop(engine: Engine) -> None:

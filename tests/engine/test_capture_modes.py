@@ -14,7 +14,7 @@ from tests.engine.capturing import (
     status,
     until_capturing,
 )
-from tests.engine.checkpoints import tiny_deepseek, tiny_llama
+from tests.engine.checkpoints import short_llama, tiny_deepseek
 from tests.engine.launch import launch
 
 pytestmark = pytest.mark.engine
@@ -35,9 +35,9 @@ def test_deepseek_on_two_ranks() -> None:
 
 def test_a_compiled_llama() -> None:
     args = ["--max-model-len", "2048", "--no-enforce-eager"]
-    with launch(tiny_llama(), layers=LAYERS, args=args) as engine:
+    with launch(short_llama(), layers=[0, 1, 2], args=args) as engine:
         until_capturing(engine)
         assert status(engine)["mode"]["compilation"] != "NONE"
         for length, generated in ((1, 1), (40, 12), (700, 3)):
             captured = capture(engine, prompt=prompt(length, length), max_tokens=generated, ignore_eos=True)
-            assert_equals_reference(tiny_llama(), captured)
+            assert_equals_reference(short_llama(), captured)

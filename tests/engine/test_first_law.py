@@ -23,46 +23,32 @@ from tests.engine.capturing import (
     until_capturing,
 )
 from tests.engine.checkpoints import tiny_llama
+from tests.engine.conftest import FAULTY, ROOT
 from tests.engine.launch import Engine, launch
 
 from taphouse import slices
 
 pytestmark = pytest.mark.engine
 
-ROOT = str(Path(__file__).resolve().parents[2])
-EXTENSION = ["--worker-extension-cls", "tests.engine.faults.FaultyExtension", "--max-model-len", "2048"]
 PROMPT = prompt(300, 7)
 
 
 @pytest.fixture(scope="module")
-def expected(engine: Engine) -> list[int]:
+def expected(faulty_engine: Engine) -> list[int]:
     """What production answers while nothing is broken."""
-    return list(complete(engine, PROMPT)["token_ids"])
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    """TP=2, with the RPCs that break the tap."""
-    env = {
-        "PYTHONPATH": ROOT,
-        "VLLM_SERVER_DEV_MODE": "1",
-        "TAPHOUSE_TAP_PROOF_INTERVAL_S": "0.001",
-    }
-    with launch(tiny_llama(), layers=LAYERS, tensor_parallel_size=2, args=EXTENSION, env=env) as running:
-        until_capturing(running)
-        yield running
+    return list(complete(faulty_engine, PROMPT)["token_ids"])
 
 
 @pytest.fixture
-def mended(engine: Engine) -> Iterator[Engine]:
+def mended(faulty_engine: Engine) -> Iterator[Engine]:
     """The engine; whatever a test broke is put back afterwards."""
-    yield engine
-    rpc(engine, "taphouse_mend")
-    until_capturing(engine)
+    yield faulty_engine
+    rpc(faulty_engine, "taphouse_mend")
+    until_capturing(faulty_engine)
 
 
-def test_two_ranks_together_hold_the_models_states(engine: Engine) -> None:
-    captured = capture(engine, prompt=PROMPT, max_tokens=10, ignore_eos=True)
+def test_two_ranks_together_hold_the_models_states(faulty_engine: Engine) -> None:
+    captured = capture(faulty_engine, prompt=PROMPT, max_tokens=10, ignore_eos=True)
     assert len(captured.item["slices"]) == 2
     assert_equals_reference(tiny_llama(), captured)
 
@@ -197,7 +183,7 @@ def test_a_proof_catches_rows_that_only_look_right(mended: Engine, rank: int) ->
 @pytest.mark.parametrize("fault", ["load_model:0", "load_model:1"])
 def test_a_fault_while_loading_leaves_a_serving_engine(fault: str) -> None:
     env = {"PYTHONPATH": ROOT, "TEST_TAP_FAULT": fault}
-    with launch(tiny_llama(), layers=LAYERS, tensor_parallel_size=2, args=EXTENSION, env=env) as engine:
+    with launch(tiny_llama(), layers=LAYERS, tensor_parallel_size=2, args=FAULTY, env=env) as engine:
         assert len(complete(engine, PROMPT)["token_ids"]) == 12
         until(lambda: "broken on purpose" in str(status(engine)["reason"]), seconds=20)
         refused = post(engine, prompt=PROMPT)
@@ -206,7 +192,7 @@ def test_a_fault_while_loading_leaves_a_serving_engine(fault: str) -> None:
 
 def test_an_extension_that_does_not_import_leaves_a_serving_engine() -> None:
     env = {"PYTHONPATH": ROOT, "TEST_TAP_FAULT": "import"}
-    with launch(tiny_llama(), layers=LAYERS, args=EXTENSION, env=env) as engine:
+    with launch(tiny_llama(), layers=LAYERS, args=FAULTY, env=env) as engine:
         assert len(complete(engine, PROMPT)["token_ids"]) == 12
         until(lambda: "compat" in str(status(engine)["reason"]), seconds=20)
         assert post(engine, prompt=PROMPT).status_code == 503

@@ -46,8 +46,13 @@ SYSTEM = prompt(256, 99)
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    fault = tmp_path_factory.mktemp("fault") / "now"
+def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a file breaks the scheduler."""
+    return tmp_path_factory.mktemp("fault") / "now"
+
+
+@pytest.fixture(scope="module")
+def engine(fault: Path) -> Iterator[Engine]:
     env = {
         "TEST_SCHEDULER_FAULT": str(fault),
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
@@ -212,9 +217,8 @@ def test_a_customer_who_forges_an_opt_in_is_production(engine: Engine) -> None:
     assert isolation(engine)["steps"]["extraction_tokens"] == before["extraction_tokens"]
 
 
-def test_an_error_of_ours_leaves_vllms_scheduler_and_everything_goes_on(engine: Engine) -> None:
+def test_an_error_of_ours_leaves_vllms_scheduler_and_everything_goes_on(engine: Engine, fault: Path) -> None:
     """Last: the scheduler stays off. Requests of both classes that were there when it failed are answered."""
-    fault = Path(_environment(engine)["TEST_SCHEDULER_FAULT"])
     with ThreadPoolExecutor(8) as pool:
         captures = captured_meanwhile(engine, pool, 4, 300)
         served = [pool.submit(complete, engine, prompt(250, 70 + n), max_tokens=60) for n in range(4)]
@@ -227,8 +231,3 @@ def test_an_error_of_ours_leaves_vllms_scheduler_and_everything_goes_on(engine: 
     until(lambda: isolation(engine)["scheduler"] == "off")
     assert "broken on purpose" in isolation(engine)["reason"]
     assert status(engine)["capture"] == "on"
-
-
-def _environment(engine: Engine) -> dict[str, str]:
-    text = Path(f"/proc/{engine.process.pid}/environ").read_text()
-    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)

@@ -38,7 +38,10 @@ IMAGE_TOKENS = 16
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """Images on; without vLLM's own CPU kernels, which compute MLA wrong when eager, tapped or not."""
+    """Images on; without vLLM's own CPU kernels, which compute MLA wrong when eager, tapped or not.
+
+    Its workers do not start as forks.
+    """
     options = {"custom_ops": ["none"], "pass_config": {"fuse_allreduce_rms": False}}
     args = ["--max-model-len", "1024", "--max-num-batched-tokens", "1024"]
     args += [
@@ -47,8 +50,7 @@ def engine() -> Iterator[Engine]:
         "--compilation-config",
         json.dumps(options),
     ]
-    threads = {"OMP_NUM_THREADS": "1"}
-    with launch(tiny_kimi(), layers=LAYERS, tensor_parallel_size=2, args=args, env=threads) as running:
+    with launch(tiny_kimi(), layers=LAYERS, tensor_parallel_size=2, args=args, forked=False) as running:
         until_capturing(running)
         yield running
 

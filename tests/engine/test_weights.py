@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.engine.capturing import (
-    LAYERS,
     assert_equals_reference,
     capture,
     capture_files,
@@ -23,20 +21,9 @@ from tests.engine.capturing import (
     until_capturing,
 )
 from tests.engine.checkpoints import tiny_llama
-from tests.engine.launch import Engine, launch
+from tests.engine.launch import Engine
 
 pytestmark = pytest.mark.engine
-
-ROOT = str(Path(__file__).resolve().parents[2])
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    args = ["--max-model-len", "2048", "--worker-extension-cls", "tests.engine.faults.FaultyExtension"]
-    env = {"PYTHONPATH": ROOT, "VLLM_SERVER_DEV_MODE": "1"}
-    with launch(tiny_llama(), layers=LAYERS, tensor_parallel_size=2, args=args, env=env) as running:
-        until_capturing(running)
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -57,22 +44,27 @@ def reload(engine: Engine, checkpoint: Path) -> None:
 
 
 def test_captures_follow_reloaded_weights_with_a_fingerprint_of_their_own(
-    engine: Engine, trained: Path
+    faulty_engine: Engine, trained: Path
 ) -> None:
-    old = status(engine)["fingerprint_id"]
+    engine = faulty_engine
+    old, epoch = status(engine)["fingerprint_id"], status(engine)["canary"]["weights_epoch"]
     before = complete(engine, prompt(40, 1))["token_ids"]
     reload(engine, trained)
     until(lambda: status(engine)["capture"] == "on" and status(engine)["fingerprint_id"] != old)
-    assert status(engine)["canary"]["weights_epoch"] == 1
+    assert status(engine)["canary"]["weights_epoch"] == epoch + 1
     assert complete(engine, prompt(40, 1))["token_ids"] != before
     assert_equals_reference(trained, capture(engine, prompt=prompt(300, 2), max_tokens=9, ignore_eos=True))
     reload(engine, tiny_llama())
-    until(lambda: status(engine)["capture"] == "on" and status(engine)["canary"]["weights_epoch"] == 2)
+    again = epoch + 2
+    until(lambda: status(engine)["capture"] == "on" and status(engine)["canary"]["weights_epoch"] == again)
     assert status(engine)["fingerprint_id"] == old
     assert_equals_reference(tiny_llama(), capture(engine, prompt=prompt(300, 2), max_tokens=9))
 
 
-def test_a_capture_that_straddles_a_change_fails_and_leaves_nothing(engine: Engine, trained: Path) -> None:
+def test_a_capture_that_straddles_a_change_fails_and_leaves_nothing(
+    faulty_engine: Engine, trained: Path
+) -> None:
+    engine = faulty_engine
     rpc(engine, "taphouse_break", "pace")
     answers: list[httpx.Response] = []
     body = {"prompt": prompt(300, 3), "max_tokens": 1500, "ignore_eos": True}

@@ -18,6 +18,8 @@ from taphouse.cli.exits import ExitCode
 
 CUT = ("--batch-size", "8", "--max-shard-bytes", "5000")
 """Shards of three rows or less."""
+SLOWLY_S = 0.5
+"""What a capture takes while a job must not end."""
 
 
 class Command:
@@ -53,7 +55,7 @@ def dataset(cluster: Cluster, name: str, rows: int, refused: int = 0) -> str:
 
 
 def test_pause_resume_retry_and_keys(cluster: Cluster, taphouse: Command) -> None:
-    cluster.start(delay_s=0.05)
+    cluster.start(delay_s=SLOWLY_S)
     rows = dataset(cluster, "rows.jsonl", 48, refused=3)
     started = subprocess.run(
         [
@@ -75,6 +77,7 @@ def test_pause_resume_retry_and_keys(cluster: Cluster, taphouse: Command) -> Non
     )
     job = json.loads(started.stdout)["id"]
     assert taphouse.jobs("pause", job) == (job, "paused")
+    cluster.trouble(delay_s=0.0)
     held = cluster.wait_idle(job)
     assert held.state.value == "paused" and held.succeeded < 45
     assert "every unfinished job is" in taphouse("queue")
@@ -104,11 +107,12 @@ def test_pause_resume_retry_and_keys(cluster: Cluster, taphouse: Command) -> Non
 def test_cancel_keeps_what_is_sealed_and_the_same_rows_may_come_again(
     cluster: Cluster, taphouse: Command
 ) -> None:
-    cluster.start(delay_s=0.05)
+    cluster.start(delay_s=SLOWLY_S)
     rows = dataset(cluster, "rows.jsonl", 24)
     job = taphouse.json("enqueue", rows, "--batch-size", "4")["id"]
     wait_for("a first shard", lambda: cluster.ledger.head() > 0)
     assert taphouse.jobs("cancel", job) == (job, "cancelled")
+    cluster.trouble(delay_s=0.0)
     ended = cluster.wait_idle(job)
     assert 0 < ended.succeeded < 24 and ended.succeeded + ended.skipped == 24
     assert len(cluster.sample_ids()) == ended.succeeded

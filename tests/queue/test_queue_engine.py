@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 from tests.engine import reference
 from tests.engine.checkpoints import tiny_llama
-from tests.engine.launch import API_SERVER
+from tests.engine.forked import Forked, Server
 from tests.queue.conftest import Cluster, wait_for
 
 from taphouse.shards import open_shard
@@ -23,24 +21,24 @@ from taphouse_tap.__main__ import launch_args
 
 pytestmark = pytest.mark.engine
 LAYERS = [0, 2, 5]
-ROWS = 48
+ROWS = 96
 FLAGS = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "256", "--max-num-batched-tokens", "128"]
 
 
 @contextmanager
-def vllm(cluster: Cluster) -> Iterator[subprocess.Popen[bytes]]:
+def vllm(cluster: Cluster) -> Iterator[Server]:
     """A real engine on the cluster's port and slice directory, killed at the end if it still runs."""
-    cluster.settings |= {
+    settings = {
+        "PYTHONPATH": "",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": "taphouse",
-        "HF_HUB_OFFLINE": "1",
         "TAPHOUSE_TAP_SLICE_DIR": str(cluster.directory / "slices"),
     }
     where = ["--model", str(tiny_llama()), "--host", "127.0.0.1", "--port", str(cluster.engine_port)]
-    command = [sys.executable, "-m", API_SERVER, *where, *FLAGS, *launch_args(LAYERS)]
-    process = cluster.spawn("vllm", command, group=True)
+    arguments = [*where, *FLAGS, *launch_args(LAYERS)]
+    process = Forked(arguments, {**os.environ, **settings}, cluster.directory, cluster.directory / "vllm.log")
     try:
         yield process
     finally:
@@ -60,19 +58,20 @@ def rows() -> Iterator[bytes]:
         yield json.dumps({"id": f"row-{n}", "prompt": prompt}).encode() + b"\n"
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_an_engine_that_goes_away_fails_no_row(cluster: Cluster, how: int) -> None:
+def test_engines_that_go_away_fail_no_row(cluster: Cluster) -> None:
+    """One is told to end, the next is killed, the third finishes."""
     cluster.start_redis()
     cluster.start_api()
     for _ in range(2):
         cluster.start_worker()
-    with vllm(cluster) as first:
-        wait_for("the engine captures", lambda: capturing(cluster), 300)
-        job = cluster.client.enqueue(rows(), JobOptions(batch_size=6, max_tokens=24, ignore_eos=True))
-        wait_for("a first shard", lambda: cluster.ledger.head() >= 1)
-        os.killpg(first.pid, how)
-        first.wait(60)
-        wait_for("it pauses", lambda: "engine" in (cluster.client.queue().paused or ""))
+    job = cluster.client.enqueue(rows(), JobOptions(batch_size=6, max_tokens=24, ignore_eos=True))
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        head = cluster.ledger.head()
+        with vllm(cluster) as engine:
+            wait_for("a further shard", lambda head=head: cluster.ledger.head() > head, 300)
+            os.killpg(engine.pid, how)
+            engine.wait(60)
+            wait_for("it pauses", lambda: "engine" in (cluster.client.queue().paused or ""))
         assert not cluster.client.job(job.id).state.final
     with vllm(cluster):
         done = cluster.wait_done(job.id, 400)
