@@ -53,7 +53,7 @@ class Page:
 
     def one(self, css: str) -> WebElement:
         """The first that is shown, once there is one."""
-        found: WebElement = wait_for(css, lambda: next(iter(self.all(css)), None), 10)
+        found: WebElement = wait_for(css, lambda: next(iter(self.all(css)), None))
         return found
 
     def text(self, css: str) -> str:
@@ -62,8 +62,8 @@ class Page:
         except StaleElementReferenceException:
             return ""
 
-    def sees(self, css: str, *words: str, within_s: float = 15) -> None:
-        wait_for(f"{css} says {words}", lambda: all(word in self.text(css) for word in words), within_s)
+    def sees(self, css: str, *words: str) -> None:
+        wait_for(f"{css} says {words}", lambda: all(word in self.text(css) for word in words))
 
     def row(self, job_id: str) -> str:
         """The selector of a job's row."""

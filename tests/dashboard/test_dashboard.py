@@ -49,8 +49,10 @@ def test_a_job_runs_before_ones_eyes(page: Page, service: Cluster) -> None:
     head = service.ledger.head()
     assert head == 6
     page.sees("#shards-count", "6 in the ledger")
-    numbers = [row.text.split()[0] for row in page.all("#shards-table tbody tr")]
-    assert numbers == ["6", "5", "4", "3", "2", "1"]
+    firsts = (
+        "return [...document.querySelectorAll('#shards-table tbody tr')].map(r => r.children[0].textContent)"
+    )
+    wait_for("all are listed", lambda: page.script(firsts) == ["6", "5", "4", "3", "2", "1"])
     assert page.text(f"{page.row(job.id)} .actions") == ""
     page.sees("#charts .chart:first-child .legend", "samples a second", "tokens a second")
     drawn = page.script("return document.querySelectorAll('#charts canvas').length")
@@ -85,7 +87,7 @@ def test_each_engine_is_shown_and_why_a_job_waits_for_one(page: Page, service: C
     page.sees(page.row(job.id), "it waits: no engine fits", *urls)
     assert page.violations() == []
     service.client.cancel(job.id)
-    wait_for("the notice is gone", lambda: page.text("#notice") == "", 10)
+    wait_for("the notice is gone", lambda: page.text("#notice") == "")
 
 
 def test_failures_of_a_job_are_a_click_away(page: Page, service: Cluster) -> None:
@@ -97,7 +99,7 @@ def test_failures_of_a_job_are_a_click_away(page: Page, service: Cluster) -> Non
     page.sees("#job", "1 succeeded, 2 failed, 0 skipped", "refused", "too long", "none", "failed")
     assert page.violations() == []
     page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
-    wait_for("the dialog is closed", lambda: not page.all("#job"), 5)
+    wait_for("the dialog is closed", lambda: not page.all("#job"))
 
 
 def test_all_failures_of_a_job_can_be_paged_through(page: Page, service: Cluster) -> None:
@@ -126,11 +128,13 @@ def test_all_failures_of_a_job_can_be_paged_through(page: Page, service: Cluster
 
 def test_pause_and_resume(page: Page, service: Cluster) -> None:
     page.open()
+    service.trouble(delay_s=1.0)  # so that it isn't over before the click
     job = enqueue(service, 80, "in two parts", batch_size=4)
     row = page.row(job.id)
     page.sees(row, "running", "Pause")
     page.one(f'{row} [data-action="pause"]').click()
     page.sees(row, "paused", "Resume")
+    service.trouble(delay_s=0.05)
     held = service.wait_idle(job.id)
     assert held.state.value == "paused" and 0 < held.succeeded < 80
     page.one(f'{row} [data-action="resume"]').send_keys(Keys.ENTER)
@@ -168,7 +172,7 @@ def test_cancel_asks_first_and_then_cancels(page: Page, service: Cluster) -> Non
     page.one("#ask-yes").click()
     page.sees(row, "cancelled")
     assert service.client.job(job.id).state.value == "cancelled"
-    wait_for("no action is left", lambda: page.text(f"{row} .actions") == "", 5)
+    wait_for("no action is left", lambda: page.text(f"{row} .actions") == "")
 
 
 def test_the_governor_takes_orders(page: Page, service: Cluster) -> None:
@@ -177,7 +181,7 @@ def test_the_governor_takes_orders(page: Page, service: Cluster) -> None:
     pin.clear()
     pin.send_keys("3.5" + Keys.ENTER)
     page.sees("#governor-mode", "pinned")
-    wait_for("pinned", lambda: service.client.governor().mode is GovernorMode.PINNED, 5)
+    wait_for("pinned", lambda: service.client.governor().mode is GovernorMode.PINNED)
     page.one('#governor-form [data-mode="stopped"]').click()
     page.one("#ask-yes").click()
     page.sees("#governor-mode", "stopped")
@@ -185,8 +189,8 @@ def test_the_governor_takes_orders(page: Page, service: Cluster) -> None:
     assert page.violations() == []
     page.one('#governor-form [data-mode="auto"]').click()
     page.sees("#governor-mode", "auto")
-    wait_for("auto", lambda: service.client.governor().mode is GovernorMode.AUTO, 5)
-    wait_for("the notice is gone", lambda: page.text("#notice") == "", 10)
+    wait_for("auto", lambda: service.client.governor().mode is GovernorMode.AUTO)
+    wait_for("the notice is gone", lambda: page.text("#notice") == "")
 
 
 def test_the_trainer_is_shown_as_it_learns(page: Page, service: Cluster) -> None:
@@ -223,7 +227,7 @@ def test_a_service_that_goes_away_is_said_and_comes_back(page: Page, service: Cl
     assert page.violations() == []
     service.start_api()
     page.sees("#link", "Live")
-    wait_for("the notice is gone", lambda: page.text("#notice") == "", 10)
+    wait_for("the notice is gone", lambda: page.text("#notice") == "")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,10 @@ from rq.registry import FailedJobRegistry
 from rq.serializers import JSONSerializer
 from tests.queue.conftest import Cluster, wait_for
 
+BRISK = {"TAPHOUSE_EXTRACTOR_FEEDER_INTERVAL_S": "0.2"}
+ROUNDS_S = 1.0
+"""Some rounds of a feeder that is brisk."""
+
 
 def planted(cluster: Cluster) -> Queue:
     return Queue("taphouse", connection=redis.Redis(port=cluster.redis_port), serializer=JSONSerializer)
@@ -66,6 +70,7 @@ def test_a_batch_over_its_time_is_stopped_and_given_up_at_last(cluster: Cluster)
 
 
 def test_cancelling_stops_what_runs_and_drops_what_waits(cluster: Cluster) -> None:
+    cluster.settings |= BRISK
     cluster.start(delay_s=0.2)
     job = cluster.enqueue(160, batch_size=16)
     wait_for("a first shard", lambda: cluster.ledger.head() >= 1)
@@ -76,7 +81,7 @@ def test_cancelling_stops_what_runs_and_drops_what_waits(cluster: Cluster) -> No
     assert settled.succeeded + settled.skipped == 160
     assert 0 < settled.succeeded < 160
     assert cluster.client.cancel(job.id).state.value == "cancelled"
-    time.sleep(3)  # three rounds of the feeder
+    time.sleep(ROUNDS_S)
     later = cluster.client.job(job.id)
     assert (later.succeeded, later.skipped) == (settled.succeeded, settled.skipped)
     assert later.batches == settled.batches
@@ -84,13 +89,13 @@ def test_cancelling_stops_what_runs_and_drops_what_waits(cluster: Cluster) -> No
 
 
 def test_the_queue_in_redis_is_bounded_and_leaves_nothing_behind(cluster: Cluster) -> None:
-    cluster.settings["TAPHOUSE_EXTRACTOR_MAX_QUEUED"] = "3"
+    cluster.settings |= {"TAPHOUSE_EXTRACTOR_MAX_QUEUED": "3", **BRISK}
     cluster.start_redis()
     cluster.start_engine()
     cluster.start_api()
     job = cluster.enqueue(100, batch_size=2)
     wait_for("three batches queued", lambda: cluster.client.queue().depth.queued == 3)
-    time.sleep(3)
+    time.sleep(ROUNDS_S)
     depth = cluster.client.queue().depth
     assert (depth.queued, depth.pending) == (3, 47)
     cluster.start_worker()

@@ -81,13 +81,13 @@ def test_the_state_survives_its_leader(cluster: Cluster, tmp_path: Path) -> None
     before = memory.view()
     assert before is not None and before.busy_ms is not None and before.busy_ms > 2
     assert not second.step() and memory.leader() == "first"
-    wait_for("the lease of the first ends", lambda: memory.leader() is None, 5)
+    wait_for("the lease of the first ends", lambda: memory.leader() is None)
     assert second.step()
     after = memory.view()
     assert after is not None and after.busy_ms == before.busy_ms
     engine.production.failing = 1
     run(second, 2)
-    wait_for("the lease of the second ends", lambda: memory.leader() is None, 5)
+    wait_for("the lease of the second ends", lambda: memory.leader() is None)
     third = governor("third")
     assert third.step()
     tripped = memory.view()
@@ -105,16 +105,17 @@ def test_an_order_outlives_the_api_and_the_quota_does_not(cluster: Cluster) -> N
     api = cluster.start_api()
     wait_for("a governor leads", lambda: cluster.client.governor().updated_at)
     cluster.client.govern(GovernorMode.PINNED, 7.0)
-    wait_for("the engine was told", lambda: quota(cluster)["busy_ms"] == 7.0, 5)
+    wait_for("the engine was told", lambda: quota(cluster)["busy_ms"] == 7.0)
     cluster.stop(api, signal.SIGKILL)
-    wait_for("the quota ended by itself", lambda: quota(cluster)["note"] == "the engine's settings", 10)
+    wait_for("the quota ended by itself", lambda: quota(cluster)["note"] == "the engine's settings")
     cluster.start_api()
-    wait_for("the order is followed again", lambda: quota(cluster)["busy_ms"] == 7.0, 15)
+    wait_for("the order is followed again", lambda: quota(cluster)["busy_ms"] == 7.0)
     view = cluster.client.queue().governor
     assert view is not None and (view.mode, view.busy_ms) == (GovernorMode.PINNED, 7.0)
 
 
 def test_of_two_apis_one_governs_and_the_other_takes_over(cluster: Cluster) -> None:
+    cluster.settings["TAPHOUSE_EXTRACTOR_GOVERNOR_TTL_S"] = "20"
     cluster.start_redis()
     cluster.start_engine()
     first = cluster.start_api()
@@ -122,16 +123,13 @@ def test_of_two_apis_one_governs_and_the_other_takes_over(cluster: Cluster) -> N
     assert f":{first.pid}:" in leader
     second, other = second_api(cluster)
     other.govern(GovernorMode.PINNED, 3.0)  # any of them takes orders
-    wait_for("the engine was told", lambda: quota(cluster)["busy_ms"] == 3.0, 5)
+    wait_for("the engine was told", lambda: quota(cluster)["busy_ms"] == 3.0)
     assert str(cluster.redis.get("taphouse:taphouse:governor-leader")) == leader
     cluster.stop(first, signal.SIGKILL)
-    killed_at = time.monotonic()
     wait_for(
         "the other leads",
         lambda: f":{second.pid}:" in str(cluster.redis.get("taphouse:taphouse:governor-leader")),
-        10,
     )
-    assert time.monotonic() - killed_at < 8
     assert quota(cluster)["busy_ms"] == 3.0  # it never ended in between
     checks = {check.check: check for check in other.doctor()}
     assert checks["governor"].ok and "pinned at 3 ms" in checks["governor"].detail
@@ -139,14 +137,15 @@ def test_of_two_apis_one_governs_and_the_other_takes_over(cluster: Cluster) -> N
 
 
 def test_a_stop_stops_extraction_and_auto_lets_it_run(cluster: Cluster) -> None:
+    cluster.settings["TAPHOUSE_EXTRACTOR_FEEDER_INTERVAL_S"] = "0.2"
     cluster.start()
     wait_for("a governor leads", lambda: cluster.client.governor().updated_at)
     cluster.client.govern(GovernorMode.STOPPED)
-    wait_for("the engine was told", lambda: quota(cluster)["stopped"], 5)
+    wait_for("the engine was told", lambda: quota(cluster)["stopped"])
     cluster.redis.flushall()  # the order is the store's
     job = cluster.enqueue(8)
     wait_for("a governor leads again", lambda: cluster.client.governor().updated_at)
-    time.sleep(3)  # three rounds of the feeder
+    time.sleep(1)  # some rounds of the feeder
     assert quota(cluster)["stopped"] and cluster.client.governor().mode is GovernorMode.STOPPED
     assert cluster.client.job(job.id).succeeded == 0
     assert "stopped by the operator" in (cluster.client.queue().paused or "")
