@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from prometheus_client.parser import text_string_to_metric_families
 
 from taphouse.client import Taphouse
 from taphouse.ledger import Ledger
@@ -122,9 +124,12 @@ class Cluster:
             }
         listed = [
             {"url": f"http://127.0.0.1:{port}", "slice_dir": str(self.slices_of(port))}
-            for port in (self.engine_port, self.second_port)
+            for port in self.engine_ports()
         ]
         return {"TAPHOUSE_EXTRACTOR_ENGINES": json.dumps(listed)}
+
+    def engine_ports(self) -> list[int]:
+        return [port for port in (self.engine_port, self.second_port) if port is not None]
 
     def slices_of(self, port: int) -> Path:
         """Where an engine seals."""
@@ -162,7 +167,7 @@ class Cluster:
 
     def trouble(self, **what: Any) -> None:
         """Tell every stand-in engine to fail or hang from now on (`FakeTap`'s fields)."""
-        for port in filter(None, (self.engine_port, self.second_port)):
+        for port in self.engine_ports():
             httpx.put(f"http://127.0.0.1:{port}/trouble", json=what).raise_for_status()
 
     def wait_idle(self, job_id: str) -> Job:
@@ -225,6 +230,16 @@ class Cluster:
         assert (job.state.value, job.succeeded) == ("done", job.rows), job
         got = sorted(self.sample_ids(job=job.id), key=lambda name: int(name[4:]))
         assert got == [f"row-{n}" for n in range(job.rows)]
+
+    def samples_by_engine(self) -> tuple[float, ...]:
+        """How many samples each engine made, by its metrics."""
+        made = Counter[str]()
+        text = httpx.get(f"http://127.0.0.1:{self.api_port}/metrics").text
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == "taphouse_engine_samples_total":
+                    made[sample.labels["engine"]] += sample.value
+        return tuple(made[f"http://127.0.0.1:{port}"] for port in self.engine_ports())
 
     def sample_ids(self, after: int = 0, job: str | None = None) -> list[str]:
         """Ids of all samples (of a job), in the ledger's order: a sample that was doubled stands twice."""

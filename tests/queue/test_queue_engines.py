@@ -6,9 +6,7 @@ import signal
 import subprocess
 from collections import Counter
 
-import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from tests.queue.conftest import Cluster, free_port, wait_for
 
 DELAY_S = 0.15
@@ -28,19 +26,6 @@ def pair(cluster: Cluster) -> tuple[Cluster, subprocess.Popen[bytes], subprocess
     return cluster, first, second
 
 
-def served(cluster: Cluster) -> tuple[float, float]:
-    """Samples that each engine made."""
-    text = httpx.get(f"http://127.0.0.1:{cluster.api_port}/metrics").text
-    made = Counter[str]()
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == "taphouse_engine_samples_total":
-                made[sample.labels["engine"]] += sample.value
-    ports = (cluster.engine_port, cluster.second_port)
-    first, second = (made[f"http://127.0.0.1:{port}"] for port in ports)
-    return first, second
-
-
 def rows_of(cluster: Cluster, jobs: int, rows: int) -> bool:
     """Whether every row of each job is there once; the rows of each job have the same ids."""
     return Counter(cluster.sample_ids()) == {f"row-{n}": jobs for n in range(rows)}
@@ -51,22 +36,22 @@ def test_load_is_spread_one_dies_and_comes_back(
 ) -> None:
     cluster, _, second = pair
     cluster.wait_done(cluster.enqueue(48, batch_size=4).id)
-    both = served(cluster)
+    both = cluster.samples_by_engine()
     assert sum(both) == 48 and min(both) >= 12
 
     job = cluster.enqueue(48, batch_size=4)
-    wait_for("the second serves it too", lambda: served(cluster)[1] > both[1])
+    wait_for("the second serves it too", lambda: cluster.samples_by_engine()[1] > both[1])
     cluster.stop(second, signal.SIGKILL)
     done = cluster.wait_done(job.id)
     assert (done.state.value, done.succeeded, done.failed) == ("done", 48, 0)
     wait_for("it shows", lambda: [e.capture for e in cluster.client.queue().engines] == ["on", "unreachable"])
     assert cluster.client.queue().paused is None
-    alone = served(cluster)
+    alone = cluster.samples_by_engine()
 
     cluster.start_engine(delay_s=DELAY_S, port=cluster.second_port)
     wait_for("it answers", lambda: [e.capture for e in cluster.client.queue().engines] == ["on", "on"])
     done = cluster.wait_done(cluster.enqueue(48, batch_size=4).id)
-    assert done.succeeded == 48 and served(cluster)[1] > alone[1]
+    assert done.succeeded == 48 and cluster.samples_by_engine()[1] > alone[1]
     assert rows_of(cluster, 3, 48)
 
 
@@ -75,10 +60,10 @@ def test_one_that_comes_back_with_another_model_is_not_mixed_in(
 ) -> None:
     cluster, first, second = pair
     job = cluster.enqueue(80, batch_size=4)
-    wait_for("both serve it", lambda: min(served(cluster)) > 0)
+    wait_for("both serve it", lambda: min(cluster.samples_by_engine()) > 0)
     cluster.stop(second)
     cluster.start_engine(weights="second", port=cluster.second_port)
-    wait_for("more is sealed", lambda: served(cluster)[0] >= 20)
+    wait_for("more is sealed", lambda: cluster.samples_by_engine()[0] >= 20)
     cluster.stop(first)
     reason = wait_for(
         "it waits and says why",
@@ -110,17 +95,17 @@ def test_one_that_freezes_is_left_out_and_used_again_when_it_thaws(cluster: Clus
     cluster.start(workers=3, delay_s=DELAY_S)
     second = next(p for p in cluster.processes if str(cluster.second_port) in map(str, p.args))
     job = cluster.enqueue(80, batch_size=4)
-    wait_for("both serve it", lambda: min(served(cluster)) > 0)
+    wait_for("both serve it", lambda: min(cluster.samples_by_engine()) > 0)
     second.send_signal(signal.SIGSTOP)
     done = cluster.wait_done(job.id)
     assert (done.succeeded, done.failed) == (80, 0)
     wait_for("it shows", lambda: [e.capture for e in cluster.client.queue().engines] == ["on", "unreachable"])
-    before = served(cluster)
+    before = cluster.samples_by_engine()
     second.send_signal(signal.SIGCONT)
 
     def used_again() -> bool:
         cluster.wait_done(cluster.enqueue(16, batch_size=4).id)
-        return served(cluster)[1] > before[1]
+        return cluster.samples_by_engine()[1] > before[1]
 
     wait_for("it is used again", used_again)
     assert set(Counter(cluster.sample_ids(job=job.id)).values()) == {1}
