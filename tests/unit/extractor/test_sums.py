@@ -68,10 +68,11 @@ def a_job(records: Records, outcomes: list[Outcome], number: int = 0, **facts: A
     return job
 
 
-def sum_up(store: LocalStore) -> None:
-    """What the keeper does in its first half minute."""
+def sum_up(store: LocalStore, spoil: Callable[[], object] = lambda: None) -> None:
+    """What the keeper does in its first half minute; `spoil` comes once all outcomes are counted."""
     progress, now, stop = Progress(Records(store)), time.monotonic(), threading.Event()
     progress.refresh()
+    spoil()
     time.sleep(0.02)  # over a tick of the file system's clock
     keeper = SumKeeper(Sums(Records(store)), progress.known, lambda: 0.0)
     with pytest.MonkeyPatch.context() as clock:
@@ -229,3 +230,32 @@ def test_a_sum_that_is_in_the_making_is_left_when_its_process_ends(tmp_path: Pat
     stamp = store.stamp(f"jobs/{job.id}/outcomes/000")
     assert stamp is not None and not Sums(Records(store)).make(job.id, 0, stamp, lambda: True)
     assert not store.exists(f"jobs/{job.id}/outcomes/000.sum")
+
+
+def test_outcomes_that_went_away_since_leave_no_sum(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    job = a_job(Records(store), [outcome()])
+    place = store.local_path(f"jobs/{job.id}/outcomes/000/000000.json")
+    sum_up(store, place.unlink)
+    assert not store.exists(f"jobs/{job.id}/outcomes/000.sum")
+    assert seen(store)[2]["succeeded"] == 0
+
+
+def test_a_sum_that_can_not_be_read_hides_no_job(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    job = a_job(Records(store), [outcome(), FAILED])
+    before = seen(store)
+    store.local_path(f"jobs/{job.id}/outcomes/000.sum").mkdir()
+    assert seen(store) == before and len(before) == 3
+
+
+def test_a_job_that_can_not_be_added_up_holds_up_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = LocalStore(tmp_path)
+    bad, good = (a_job(Records(store), [outcome()], number) for number in range(2))
+    place = store.local_path(f"jobs/{bad.id}/outcomes/000/000000.json")
+    sum_up(store, lambda: place.write_text("{"))
+    assert Sums(Records(store)).believed(good.id, 0) is not None
+    (line,) = caplog.messages
+    assert line.startswith(f"outcomes of job {bad.id} can't be added up: ")

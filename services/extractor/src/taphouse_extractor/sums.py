@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
-from taphouse.errors import NotInStore, TaphouseError
+from taphouse.errors import StoreError, TaphouseError
 from taphouse.store import Listing
 from taphouse_extractor.counts import Counts
 from taphouse_extractor.job_progress import JobProgress
@@ -92,13 +92,13 @@ class Sums:
         return Listing(self._store, self._records.segment(job_id, segment))
 
     def believed(self, job_id: str, segment: int) -> Sum | None:
-        """A segment's sum; None where there is none, or none that can be relied upon."""
+        """A segment's sum; None where there is none, or none that can be read and relied upon."""
         try:
             digest, _, body = self._store.read(self._path(job_id, segment)).partition(b"\n")
             if digest != _digest(body):
                 return None
             found = _SUM.validate_json(body)
-        except (NotInStore, ValidationError):
+        except (StoreError, ValidationError):
             return None
         mine = (job_id, segment, self._store.stamp(self._records.segment(job_id, segment)))
         return found if (found.job_id, found.segment, found.stamp) == mine else None
@@ -116,6 +116,8 @@ class Sums:
             found.add(outcome)
             if len(found.batches) % READ_AT_ONCE == 0 and rest():
                 return False
+        if not found.batches:
+            return False
         body = _SUM.dump_json(found) + b"\n"
         self._store.put(self._path(job_id, segment), _digest(body) + b"\n" + body, durable=False)
         return True
@@ -140,23 +142,29 @@ class SumKeeper:
         self._waiting: dict[Part, Listing] = {}
 
     def run(self, stop: threading.Event, every_s: float) -> None:
-        """Keep them until `stop` is set; what is in the way is tried again."""
+        """Keep them until `stop` is set."""
         while not stop.wait(every_s):
             try:
                 self.step(stop)
-            except (TaphouseError, OSError) as error:
-                log.warning("sums of outcomes: %s", error)
             except Exception:
                 log.exception("sums of outcomes: unexpected; they are tried again")
 
     def step(self, stop: threading.Event) -> None:
-        """Make those that are due: nothing changed in their directories over a few steps."""
+        """Make those that are due: nothing changed in their directories over a few steps.
+
+        A job for which that can't be done holds up no other: it is left until more of it ended, or the next
+        start.
+        """
         for job in self._jobs():
             job_id, ended = job.record.id, len(job.finished)
             if self._done.get(job_id) == ended:
                 continue
             parts = [(job_id, segment, end) for segment, end in whole_segments(job)]
-            waiting = [part for part in parts if part not in self._made and not self._see_to(part, stop)]
+            try:
+                waiting = [part for part in parts if part not in self._made and not self._see_to(part, stop)]
+            except (TaphouseError, OSError) as error:
+                log.warning("outcomes of job %s can't be added up: %s", job_id, error)
+                waiting = []
             if not waiting:
                 self._done[job_id] = ended
             if stop.is_set():
