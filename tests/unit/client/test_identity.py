@@ -46,6 +46,21 @@ def test_of_many_that_begin_at_once_all_are_told_the_same(store: LocalStore) -> 
     assert len(told) == 8 and len(set(told)) == 1
 
 
+def test_one_that_is_begun_and_used_while_it_is_looked_at_is_no_older_one(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exists, told = store.exists, list[str]()
+
+    def exists_later(path: str) -> bool:
+        if not told:
+            told.append(begin(LocalStore(store.root)).id)
+            (store.root / "jobs").mkdir()
+        return exists(path)
+
+    monkeypatch.setattr(store, "exists", exists_later)
+    assert begin(store).id == told[0]
+
+
 def test_who_only_reads_makes_no_store(store: LocalStore) -> None:
     with pytest.raises(WrongStore, match=r"no store at .*store yet.*disk mounted"):
         begun(store)

@@ -109,6 +109,19 @@ def test_one_that_began_without_redis_is_stopped_by_it(tmp_path: Path, fake: Fak
     assert home.problem() is None
 
 
+def test_what_redis_said_stands_while_it_is_away(store: LocalStore, fake: FakeRedis) -> None:
+    clock = Clock()
+    home = Home(store, fake, prefix="p", clock=clock)
+    home.enter()
+    fake.values[KEY] = "f" * 32
+    clock.now += CHECK_EVERY_S
+    said = home.problem()
+    assert "Redis holds the queue of store " + "f" * 32 in (said or "")
+    fake.away = True
+    clock.now += CHECK_EVERY_S
+    assert home.problem() == said
+
+
 def test_a_disk_that_goes_away_under_a_service_without_jobs(bench: Bench, fake: FakeRedis) -> None:
     clock = Clock()
     home = Home(bench.store, fake, prefix="p", clock=clock)

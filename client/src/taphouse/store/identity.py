@@ -9,7 +9,7 @@ of another version alone.
 from __future__ import annotations
 
 import secrets
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -40,14 +40,9 @@ def identity(store: Store) -> Identity | None:
     try:
         found = read_json(store, PATH)
     except NotInStore:
-        if any(store.exists(name) for name in USED):
-            raise WrongStore(
-                f"the store at {_place(store)} was used, and no {PATH} says of which version it is",
-                path=PATH,
-                advice="An earlier version wrote it, or the file was lost. Run that version or restore the "
-                "file; or give this one an empty directory",
-            ) from None
-        return None
+        if not any(store.exists(name) for name in USED):
+            return None
+        found = _of_used(store)  # another process may have begun it between the two looks
     try:
         return Identity.model_validate(found)
     except ValidationError as error:
@@ -82,6 +77,19 @@ def begun(store: Store) -> Identity:
             advice="Is its disk mounted? The extractor's API makes a new one when it starts: start it first",
         )
     return found
+
+
+def _of_used(store: Store) -> Any:
+    """What the file of a store that was used holds. Raises `WrongStore` where there is none."""
+    try:
+        return read_json(store, PATH)
+    except NotInStore as error:
+        raise WrongStore(
+            f"the store at {_place(store)} was used, and no {PATH} says of which version it is",
+            path=PATH,
+            advice="An earlier version wrote it, or the file was lost. Run that version or restore the "
+            "file; or give this one an empty directory",
+        ) from error
 
 
 def _place(store: Store) -> str:

@@ -82,7 +82,10 @@ class Home:
             raise self._other(known, f"is store {here}")
 
     def problem(self) -> str | None:
-        """Why nothing may be taken or fed; Redis is asked every 2 s, and may be away. Never raises."""
+        """Why nothing may be taken or fed; Redis is asked every 2 s, and may be away. Never raises.
+
+        While it is away, what it said last stands.
+        """
         try:
             self._here()
         except StoreError as error:
@@ -95,7 +98,7 @@ class Home:
                 except StoreError as error:
                     self._said = str(error)
                 except redis.RedisError:
-                    self._said = None
+                    pass  # what it said last is still so
                 self._again_at = self._clock() + CHECK_EVERY_S
             return self._said
 
