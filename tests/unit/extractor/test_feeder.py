@@ -258,6 +258,7 @@ def test_nothing_is_fed_from_the_wrong_store(bench: Bench, feeder: Feeder) -> No
     with pytest.raises(WrongStore):
         feeder.step()
     assert bench.queue.queued == {}
+    assert bench.leases.leader is None, "another API, whose store is the right one, may feed"
     feeder._check = right
     assert feeder.step() == 2
 

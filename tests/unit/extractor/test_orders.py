@@ -9,12 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.unit.extractor.governing import FakeRedis
 
 from taphouse.errors import StoreError
 from taphouse.store import LocalStore
 from taphouse.wire import GovernorMode, GovernorOrder
 from taphouse_extractor.governor.orders import PATH, Orders
 from taphouse_extractor.governor.state import AUTO, Order
+from taphouse_extractor.home import Home
 
 STOP = GovernorOrder(mode=GovernorMode.STOPPED)
 PIN = GovernorOrder(mode=GovernorMode.PINNED, busy_ms=1.5)
@@ -78,3 +80,19 @@ def test_a_store_that_goes_away_leaves_a_stop_in_force(store: LocalStore) -> Non
         orders.give(GovernorOrder(mode=GovernorMode.AUTO))
     store.root.mkdir()  # an empty mount point
     assert orders.look() == Order(GovernorMode.STOPPED) == orders.now()
+
+
+def test_an_order_is_not_kept_in_a_mount_point_without_its_disk(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    home = Home(store, FakeRedis(), prefix="p")
+    home.enter()
+    orders = Orders(store, home.problem)
+    disk = store.root.rename(tmp_path / "disk")
+    store.root.mkdir()
+    with pytest.raises(StoreError, match="unmounted"):
+        orders.give(STOP)
+    assert orders.now() == AUTO and list(store.root.iterdir()) == []
+    store.root.rmdir()
+    disk.rename(store.root)
+    orders.give(STOP)
+    assert Orders(store).now() == Order(GovernorMode.STOPPED)

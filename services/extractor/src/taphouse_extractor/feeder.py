@@ -93,10 +93,10 @@ class Feeder:
 
     def step(self) -> int:
         """One round; returns how many batches were queued. Raises Redis's and the store's errors."""
+        self._check()  # first: one with the wrong store leaves feeding to others
         led, self._leading = self._leading, self._leases.lead(self._name)
         if not self._leading:
             return 0
-        self._check()
         if not led:
             self._records.store.sweep_temporaries()  # of writers that were killed
         if not led or time.monotonic() > self._reconcile_at:

@@ -77,7 +77,7 @@ def build_api(settings: Settings) -> FastAPI:
     queue = BatchQueue(connect(url, text=False), settings.queue_name, timeout_s=settings.batch_timeout_s)
     monitors = Monitors(engines)
     memory = memory_of(settings)
-    orders = Orders(store)
+    orders = Orders(store, home.problem)
     panel = Panel(memory, orders, enabled=settings.governor)
     backlog = Backlog(store, ledger, settings.max_unconsumed_bytes)
     policy = RetentionPolicy(settings.retention, settings.retention_age_s)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from taphouse.errors import NotInStore, StoreError
+from taphouse.errors import NotInStore, StoreError, WrongStore
 from taphouse.store import Store, to_json
 from taphouse.wire import GovernorMode, GovernorOrder
 from taphouse_extractor.governor.state import AUTO, Order
@@ -28,11 +29,12 @@ LOOK_EVERY_S = 0.5
 class Orders:
     """Reads and writes the file above. Safe to share between threads.
 
-    `now` never waits for the store: an order that another process took is seen by the next `look`.
+    `now` never waits for the store: an order that another process took is seen by the next `look`. `wrong`
+    says why the store is not the service's, or None: an order kept there would be gone when its disk is back.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, wrong: Callable[[], str | None] = lambda: None) -> None:
+        self._store, self._wrong = store, wrong
         self._known: Order | None = None
         self._problem: str | None = None
         self._lock = threading.Lock()
@@ -67,6 +69,9 @@ class Orders:
 
     def give(self, order: GovernorOrder) -> None:
         """Follow an order from now on, once it is durable. Raises `StoreError`s: then the last one stays."""
+        wrong = self._wrong()
+        if wrong is not None:
+            raise WrongStore(wrong, path=PATH)
         with self._lock:
             self._store.put(PATH, to_json(order.model_dump(mode="json")))
             self._known, self._problem = _order(order), None
