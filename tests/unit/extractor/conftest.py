@@ -290,9 +290,10 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
         max_jobs: int = 0,
         most_watchers: int = 8,
         open_metrics: bool = True,
+        home: Callable[[], str | None] = lambda: None,
     ) -> Service:
         panel = Panel(bench.memory, bench.orders, enabled=governor)
-        gate = Gate(bench.store, bench.monitors, min_free_bytes, stopped=panel.stopped)
+        gate = Gate(bench.store, bench.monitors, min_free_bytes, home=home, stopped=panel.stopped)
         pulse = Pulse(lambda: bench.overview.queue(gate.paused()), lambda: bench.overview.jobs(100))
         datasets = tmp_path / "datasets"
         datasets.mkdir(exist_ok=True)

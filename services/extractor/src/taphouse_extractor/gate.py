@@ -63,6 +63,12 @@ class Gate:
         """Why the store is not the service's, or None. Never raises."""
         return self._home()
 
+    def require_store(self) -> None:
+        """Raise `NotAccepting` where the store is not the service's: what lies on it isn't here."""
+        wrong = self.wrong_store()
+        if wrong is not None:
+            raise NotAccepting(wrong)
+
     def disk_problem(self) -> str | None:
         """Why nothing may be written now, or None. Never raises."""
         wrong = self.wrong_store()

@@ -81,7 +81,7 @@ def build_api(settings: Settings) -> FastAPI:
     panel = Panel(memory, orders, enabled=settings.governor)
     backlog = Backlog(store, ledger, settings.max_unconsumed_bytes)
     policy = RetentionPolicy(settings.retention, settings.retention_age_s)
-    retention = Retention(records, ledger, policy)
+    retention = Retention(records, ledger, policy, wrong=home.problem)
     gate = Gate(
         store,
         monitors,

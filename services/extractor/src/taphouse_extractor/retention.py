@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from taphouse.errors import StoreBusy, TaphouseError
+from taphouse.errors import StoreBusy, TaphouseError, WrongStore
 from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.wire import Pruned, PruneRequest
 from taphouse.wire import Retention as View
@@ -47,7 +47,10 @@ class _Limit:
 
 
 class Retention:
-    """Prunes by a policy, again and again, or once by request. `clock` gives unix seconds."""
+    """Prunes by a policy, again and again, or once by request. `clock` gives unix seconds.
+
+    `wrong` says why the store is not the service's, or None.
+    """
 
     def __init__(
         self,
@@ -55,8 +58,11 @@ class Retention:
         ledger: Ledger,
         policy: RetentionPolicy,
         clock: Callable[[], float] = time.time,
+        *,
+        wrong: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._records, self._ledger, self._policy, self._clock = records, ledger, policy, clock
+        self._wrong = wrong
         self._clean = 0
 
     def run(self, stop: threading.Event, every_s: float) -> None:
@@ -75,6 +81,9 @@ class Retention:
         """Prune by the policy, once. Raises `StoreBusy` while another prunes, and the store's errors."""
         if self._policy.mode == "keep":
             return Pruned(shards=0, bytes=0)
+        wrong = self._wrong()
+        if wrong is not None:
+            raise WrongStore(wrong)
         by_age = self._policy.mode == "age"
         limit = self._acknowledged(without_consumers=by_age)
         before = self._clock() - self._policy.age_s if by_age else None

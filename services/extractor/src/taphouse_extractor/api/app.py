@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI
 from taphouse_extractor import __version__
 from taphouse_extractor.api import dashboard, events, extract, governor, jobs, ops, samples, shards
 from taphouse_extractor.api.audit import Audit
-from taphouse_extractor.api.context import Context
+from taphouse_extractor.api.context import Context, with_store
 from taphouse_extractor.api.docs_page import add_docs_page
 from taphouse_extractor.api.door import Door, Pace, check_rules
 from taphouse_extractor.api.failures import RESPONSES, add_failures
@@ -46,9 +46,10 @@ def create_app(
     add_failures(app)
     add_docs_page(app)
     guard = [Depends(Door(tokens, Pace(requests_per_minute)))]
-    watched = (ops.guarded, governor.router, events.router)
-    for router in (jobs.router, extract.router, shards.router, samples.router, *watched):
+    for router in (jobs.router, extract.router, ops.guarded, governor.router, events.router):
         app.include_router(router, dependencies=guard, responses=RESPONSES)
+    for router in (shards.router, samples.router):
+        app.include_router(router, dependencies=[*guard, Depends(with_store)], responses=RESPONSES)
     app.include_router(ops.open_router)
     app.include_router(dashboard.router)
     if open_metrics:

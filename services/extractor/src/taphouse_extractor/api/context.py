@@ -23,7 +23,7 @@ from taphouse_extractor.retries import Retries
 from taphouse_extractor.samples import Samples
 from taphouse_extractor.spool import Limits
 
-__all__ = ["Context", "Here"]
+__all__ = ["Context", "Here", "with_store"]
 
 SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\.safetensors")
 
@@ -61,3 +61,8 @@ def _context(request: Request) -> Context:
 
 
 Here = Annotated[Context, Depends(_context)]
+
+
+def with_store(here: Here) -> None:
+    """A dependency of routes that tell what the store holds, or take it away. Raises `NotAccepting`."""
+    here.gate.require_store()
