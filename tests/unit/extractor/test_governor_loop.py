@@ -19,7 +19,8 @@ from taphouse_extractor.errors import EngineTimeout
 from taphouse_extractor.governor.loop import Governor
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.orders import Orders
-from taphouse_extractor.governor.state import Order
+from taphouse_extractor.governor.panel import Panel
+from taphouse_extractor.governor.state import AUTO, Order
 from taphouse_extractor.governor.verdicts import Bounds
 
 
@@ -216,6 +217,21 @@ def test_orders_are_followed_within_a_tick(
     orders.give(GovernorOrder(mode=GovernorMode.AUTO))
     run(governor, clock, 0.5)
     assert not engine.tap.quota()["stopped"]
+
+
+def test_who_takes_an_order_governs_since_another_may_have_lost_sight_of_the_store(
+    make: Make, engine: ModelledEngine, orders: Orders, clock: Clock, tmp_path: Path
+) -> None:
+    away = tmp_path / "away"
+    blind = Orders(LocalStore(away))
+    first, second = make("first", order=blind.now), make("second")
+    run(first, clock, 2)
+    away.rmdir()  # on its host the disk is gone
+    panel = Panel(second._memory, orders, enabled=True, lead=second.take_over)
+    panel.give(GovernorOrder(mode=GovernorMode.STOPPED))
+    clock.now += 0.5
+    assert blind.look() == AUTO and not first.step() and second.step()
+    assert engine.tap.quota()["stopped"]
 
 
 @pytest.mark.parametrize("section", [{"scheduler": "absent", "reason": "no flag"}, None])

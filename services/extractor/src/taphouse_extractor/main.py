@@ -78,7 +78,14 @@ def build_api(settings: Settings) -> FastAPI:
     monitors = Monitors(engines)
     memory = memory_of(settings)
     orders = Orders(store, home.problem)
-    panel = Panel(memory, orders, enabled=settings.governor)
+    governor = Governor(
+        engines=engines.each,
+        memory=memory,
+        bounds=bounds_of(settings),
+        ttl_s=settings.governor_ttl_s,
+        order=orders.now,
+    )
+    panel = Panel(memory, orders, enabled=settings.governor, lead=governor.take_over)
     backlog = Backlog(store, ledger, settings.max_unconsumed_bytes)
     policy = RetentionPolicy(settings.retention, settings.retention_age_s)
     retention = Retention(records, ledger, policy, wrong=home.problem)
@@ -151,13 +158,6 @@ def build_api(settings: Settings) -> FastAPI:
     )
 
     sums = SumKeeper(Sums(records), progress.known)
-    governor = Governor(
-        engines=engines.each,
-        memory=memory,
-        bounds=bounds_of(settings),
-        ttl_s=settings.governor_ttl_s,
-        order=orders.now,
-    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -113,6 +113,10 @@ class Governor:
             except redis.RedisError as error:
                 log.warning("governor could not hand over: %s", error)
 
+    def take_over(self) -> None:
+        """Lead from the next tick on, whoever led. Raises Redis's errors."""
+        self._memory.take_over(self._name)
+
     def step(self) -> bool:
         """One tick; returns whether it acted. Raises Redis's errors."""
         led, self._leading = self._leading, self._memory.lead(self._name)

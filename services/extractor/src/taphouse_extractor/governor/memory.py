@@ -53,6 +53,10 @@ class Memory:
         """Become or stay the one that governs."""
         return bool(self._redis.eval(KEEP_IF_MINE, 1, self._leader, name, self._ttl_ms))
 
+    def take_over(self, name: str) -> None:
+        """Become the one that governs, whoever did."""
+        self._redis.set(self._leader, name, px=self._ttl_ms)
+
     def resign(self, name: str) -> None:
         """Let another lead at once."""
         self._redis.eval(DROP_IF_MINE, 1, self._leader, name)

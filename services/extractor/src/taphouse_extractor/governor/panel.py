@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import redis
 
 from taphouse.errors import StoreError
@@ -18,10 +20,16 @@ NONE = "no governor leads: the engine's own defaults are in force"
 
 
 class Panel:
-    """Shows the governor and takes the operator's orders. `enabled` is the setting."""
+    """Shows the governor and takes the operator's orders. `enabled` is the setting.
 
-    def __init__(self, memory: Memory, orders: Orders, *, enabled: bool) -> None:
-        self._memory, self._orders, self._enabled = memory, orders, enabled
+    `lead` has this process govern from now on: it knows the order, while one that governs elsewhere may have
+    lost sight of the store. It may raise Redis's errors.
+    """
+
+    def __init__(
+        self, memory: Memory, orders: Orders, *, enabled: bool, lead: Callable[[], object] = lambda: None
+    ) -> None:
+        self._memory, self._orders, self._enabled, self._lead = memory, orders, enabled, lead
 
     @property
     def enabled(self) -> bool:
@@ -61,9 +69,13 @@ class Panel:
                 f"the order can't be kept, and {stays!r} stays in force: {error.message}"
             ) from error
         try:
+            self._lead()
             return self.view()
+        except redis.RedisError as error:
+            why = f"Redis can't be used: {error}"
         except NotAccepting as error:
-            raise NotAccepting(f"the order is kept, and no governor can follow it yet: {error}") from error
+            why = str(error)
+        raise NotAccepting(f"the order is kept, and no governor can follow it yet: {why}")
 
     def stopped(self) -> str | None:
         """Why no batch may be queued: the operator stopped extraction. Never raises."""
