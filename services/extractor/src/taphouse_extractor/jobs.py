@@ -87,10 +87,7 @@ class BatchQueue:
         client = self._queue.connection
         try:
             Job.fetch(rq_id, connection=client, serializer=JSONSerializer).delete()
-        except (
-            NoSuchJobError,
-            InvalidJobOperation,
-        ):  # at most a sign of life is left, of one that was deleted
+        except (NoSuchJobError, InvalidJobOperation):  # of one that was deleted a sign of life may be left
             client.delete(Job.key_for(rq_id))
 
 
