@@ -29,7 +29,7 @@ from taphouse_extractor.fitting import Needs, load_of, misfit, none_fits
 from taphouse_extractor.leases import Tries
 from taphouse_extractor.monitor import Monitors
 from taphouse_extractor.records import BatchRef, Pin
-from taphouse_extractor.worker import Backoff, BatchRunner, Links
+from taphouse_extractor.worker import WRONG_STORE_S, Backoff, BatchRunner, Links
 
 A, B = "http://a", "http://b"
 
@@ -350,9 +350,11 @@ def test_a_batch_waits_for_its_store(bench: Bench) -> None:
         raise WrongStore("the store's directory is empty")
 
     links = Links(noted, bench.pipeline, check=check)  # type: ignore[arg-type]
-    runner = BatchRunner("w", lambda: nullcontext(links), Backoff(1.0, 15.0), 60.0)
+    slept: list[float] = []
+    runner = BatchRunner("w", lambda: nullcontext(links), Backoff(1.0, 15.0), 60.0, slept.append)
     runner(BatchRef(job_id=job.id, batch=0))
     assert (noted.waits, noted.bad) == (["the store's directory is empty"], [])
+    assert slept == [WRONG_STORE_S], "the next batch is for a worker that has its store"
     assert list(bench.records.finished(job.id)) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from taphouse_extractor.tracing import Tracer
 __all__ = ["Backoff", "BatchRunner", "Links"]
 
 log = logging.getLogger(__name__)
+WRONG_STORE_S = 10.0
+"""A rest, for without its store a worker is done with a batch at once: it would take those of all others."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,10 @@ class Backoff:
 
 
 class BatchRunner:
-    """Runs in a work-horse. `open_links` connects; after `deadline_s` the lease isn't renewed any more."""
+    """Runs in a work-horse. `open_links` connects; after `deadline_s` the lease isn't renewed any more.
+
+    `sleep` takes seconds.
+    """
 
     def __init__(
         self,
@@ -62,8 +68,9 @@ class BatchRunner:
         open_links: Callable[[], AbstractContextManager[Links]],
         backoff: Backoff,
         deadline_s: float,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._name, self._open_links = name, open_links
+        self._name, self._open_links, self._sleep = name, open_links, sleep
         self._backoff, self._deadline_s = backoff, deadline_s
 
     def __call__(self, ref: BatchRef, waited_s: float | None = None) -> None:
@@ -92,6 +99,8 @@ class BatchRunner:
             delay = max(getattr(error, "retry_after", None) or 0.0, self._backoff.after(waits))
             links.leases.count_wait(ref, str(error), delay_s=delay)
             log.warning("it waits %.1f s: %s", delay, error)
+            if isinstance(error, WrongStore):
+                self._sleep(WRONG_STORE_S)
         except (EngineTimeout, EngineFailing) as error:  # the job has the engine's words, the log hasn't
             words = f": {error.said}" if isinstance(error, EngineFailing) else ""
             reason = f"{type(error).__name__}: {error}{words}"
