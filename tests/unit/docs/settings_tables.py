@@ -19,9 +19,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 HEAD = """# Configuration
 
 Made from the settings classes; a test holds this page against them. Every process reads its settings once,
-at its start. Order of force: command line, environment, file, default. A file of such lines is named by `--env-file`
-(extractor) or `--settings-file` (trainer). An unknown name is an error on the command line, in a file and in the tap's
-environment; in the environment of the others it is passed over.
+at its start. Order of force: command line, environment, file, default. A file of such lines is named by
+`--env-file` (extractor) or `--settings-file` (trainer). An unknown name is an error on the command line, in a
+file and in the tap's environment; in the environment of the others it is passed over.
 """
 
 PROCESSES: list[tuple[str, str, type[BaseSettings]]] = [
