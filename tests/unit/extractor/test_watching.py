@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -129,6 +131,22 @@ def test_streams_are_bounded_and_counted_down(serve: Serve) -> None:
             if again.status_code == 200:
                 return
     pytest.fail("a stream that was left is still counted")
+
+
+def test_many_at_once_are_no_more_than_may_be(serve: Serve) -> None:
+    url = serve(most_watchers=3).url + "/v1/events"
+
+    async def status(client: httpx.AsyncClient, all_asked: asyncio.Barrier) -> int:
+        async with client.stream("GET", url, headers=AUTH) as answer:
+            await all_asked.wait()
+            return answer.status_code
+
+    async def statuses() -> list[int]:
+        async with httpx.AsyncClient(timeout=20) as client:
+            all_asked = asyncio.Barrier(60)
+            return await asyncio.gather(*(status(client, all_asked) for _ in range(60)))
+
+    assert Counter(asyncio.run(statuses())) == {200: 3, 429: 57}
 
 
 def test_a_store_that_cannot_be_read_is_a_problem_not_an_end(

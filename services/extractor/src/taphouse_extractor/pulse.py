@@ -89,14 +89,21 @@ class Pulse:
 
 
 class Watchers:
-    """Counts open streams, at most `most`."""
+    """Counts open streams, at most `most`. Of one thread, the event loop's."""
 
     def __init__(self, most: int = 64) -> None:
         self.most, self.open = most, 0
 
-    def full(self) -> bool:
-        """No more may be opened."""
-        return self.open >= self.most
+    def enter(self) -> bool:
+        """Count one more, which has to `leave`; False: no more may be opened."""
+        if self.open >= self.most:
+            return False
+        self.open += 1
+        return True
+
+    def leave(self) -> None:
+        """One less."""
+        self.open -= 1
 
 
 def point_of(status: QueueStatus) -> Point:

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from taphouse.errors import TaphouseError
 from taphouse.ledger import LedgerEntry
@@ -21,7 +22,7 @@ from taphouse_extractor import __version__
 from taphouse_extractor.api.context import Context, Here
 from taphouse_extractor.api.door import Asking
 from taphouse_extractor.errors import TooBusy
-from taphouse_extractor.pulse import Look
+from taphouse_extractor.pulse import Look, Watchers
 from taphouse_extractor.states import ACTIONS
 from taphouse_extractor.tokens import Caller
 
@@ -60,14 +61,30 @@ async def events(
     Begins with the newest shards, or after `Last-Event-ID`. Ends after five minutes, so that a token that was
     taken away sees no more: connect again with the last id.
     """
-    if here.watchers.full():
-        raise TooBusy(f"{here.watchers.most} streams are open already", retry_after=10)
     after = int(last_event_id) if last_event_id is not None else None
-    return StreamingResponse(
+    if not here.watchers.enter():
+        raise TooBusy(f"{here.watchers.most} streams are open already", retry_after=10)
+    return _Watched(
         _stream(here, who, after),
+        here.watchers,
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
+
+
+class _Watched(StreamingResponse):
+    """A stream that was counted before it began, so that many at once are no more than may be."""
+
+    def __init__(self, content: AsyncIterator[str], watchers: Watchers, **more: Any) -> None:
+        super().__init__(content, **more)
+        self._watchers = watchers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Also where the caller has left, and nothing is streamed."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._watchers.leave()
 
 
 def event(name: str, said: BaseModel, number: int | None = None) -> str:
@@ -77,32 +94,28 @@ def event(name: str, said: BaseModel, number: int | None = None) -> str:
 
 
 async def _stream(here: Context, who: Caller, after: int | None) -> AsyncIterator[str]:
-    here.watchers.open += 1
-    try:
-        yield "retry: 2000\n\n" + event("hello", _hello(here, who))
-        told, loop = "", asyncio.get_running_loop()
-        end = loop.time() + STREAM_S
-        while loop.time() < end and not here.pulse.leaving.is_set():
-            began = loop.time()
-            work = asyncio.ensure_future(run_in_threadpool(_round, here, after))
-            while not (await asyncio.wait({work}, timeout=HEARTBEAT_S))[0]:
-                yield ": still looking\n\n"
-            try:
-                look, shards, after = work.result()
-            except (TaphouseError, OSError) as error:
-                yield event("problem", Problem(message=str(error)))
-            else:
-                yield event("moment", Moment(status=look.status, point=look.point))
-                jobs = event("jobs", JobList(jobs=look.jobs))
-                if jobs != told:
-                    told = jobs
-                    yield jobs
-                for entry in shards:
-                    info = ShardInfo.model_validate(entry.model_dump())
-                    yield event("shard", info, entry.seq)
-            await asyncio.sleep(max(0.05, EVERY_S - (loop.time() - began)))
-    finally:
-        here.watchers.open -= 1
+    yield "retry: 2000\n\n" + event("hello", _hello(here, who))
+    told, loop = "", asyncio.get_running_loop()
+    end = loop.time() + STREAM_S
+    while loop.time() < end and not here.pulse.leaving.is_set():
+        began = loop.time()
+        work = asyncio.ensure_future(run_in_threadpool(_round, here, after))
+        while not (await asyncio.wait({work}, timeout=HEARTBEAT_S))[0]:
+            yield ": still looking\n\n"
+        try:
+            look, shards, after = work.result()
+        except (TaphouseError, OSError) as error:
+            yield event("problem", Problem(message=str(error)))
+        else:
+            yield event("moment", Moment(status=look.status, point=look.point))
+            jobs = event("jobs", JobList(jobs=look.jobs))
+            if jobs != told:
+                told = jobs
+                yield jobs
+            for entry in shards:
+                info = ShardInfo.model_validate(entry.model_dump())
+                yield event("shard", info, entry.seq)
+        await asyncio.sleep(max(0.05, EVERY_S - (loop.time() - began)))
 
 
 def _round(here: Context, after: int | None) -> tuple[Look, list[LedgerEntry], int]:
