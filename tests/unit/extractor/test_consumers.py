@@ -11,6 +11,7 @@ from tests.unit.extractor.conftest import Bench, Service
 from tests.unit.extractor.test_backlog import Clock, backlog, consumer, sealed
 
 from taphouse.errors import Conflict, NotFound
+from taphouse.store import put_json
 from taphouse_extractor import backlog as backlog_module
 from taphouse_extractor import consumers
 from taphouse_extractor.retention import Retention, RetentionPolicy
@@ -94,6 +95,19 @@ def test_a_record_that_can_not_be_read_is_forgotten_too(bench: Bench) -> None:
     bench.store.put("consumers/t.json", b"not json")
     assert consumers.forget(bench.store, "t").cursor is None
     assert consumers.names(bench.store) == []
+
+
+@pytest.mark.parametrize("bad", [{"cursor": -5}, {"acknowledged": -1}])
+def test_a_record_that_no_consumer_writes_is_refused_by_its_name(bench: Bench, bad: dict[str, int]) -> None:
+    put_json(bench.store, "consumers/odd.json", bad)
+    sealed(bench, 2)
+    assert "consumers/odd.json is no consumer's record" in (backlog(bench, 1).problem() or "")
+
+
+def test_a_copied_record_goes_by_its_own_name(bench: Bench) -> None:
+    consumer(bench, 1, "draft")
+    bench.store.put("consumers/copy.json", bench.store.read("consumers/draft.json"))
+    assert [found.name for found in consumers.registered(bench.store)] == ["copy", "draft"]
 
 
 def test_it_is_a_door_of_its_own(serve: Serve) -> None:

@@ -39,9 +39,9 @@ class Consumer(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str
-    cursor: int | None = None
+    cursor: int | None = Field(default=None, ge=0)
     acknowledged: int | None = Field(
-        default=None, description="Ledger entries that it will not read again, however it goes on."
+        default=None, ge=0, description="Ledger entries that it will not read again, however it goes on."
     )
     lag: int | None = Field(default=None, description="Ledger entries it has not reached.")
     epoch: float | None = None

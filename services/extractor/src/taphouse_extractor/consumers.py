@@ -33,7 +33,7 @@ def read(store: Store, name: str) -> Consumer:
     """One consumer's record. Raises `StoreError` when it can't be read."""
     path = f"consumers/{name}.json"
     try:
-        return Consumer.model_validate({"name": name, **read_json(store, path)})
+        return Consumer.model_validate({**read_json(store, path), "name": name})
     except (ValidationError, TypeError) as error:
         raise StoreError(f"{path} is no consumer's record", path=path) from error
 
