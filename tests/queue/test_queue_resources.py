@@ -11,6 +11,7 @@ All tests share one service, so each also shows that the one before left it whol
 | clocks set forward and back | `test_queue_clock.py` |
 | Redis stopped or wiped, engine stopped, engine of another model or other layers | `test_queue_faults.py` |
 | one of several engines | `test_queue_engines.py` |
+| store not mounted, another one, one of another version | `test_queue_home.py` |
 | a shard without its entry, an entry without its shard or outcome | `test_queue_odds.py` |
 | the same run twice in the queue, a run called abandoned while it runs and after | `test_queue_odds.py` |
 | two APIs and eight workers, one key sent to both at once | `test_queue_crowd.py` |
