@@ -56,6 +56,29 @@ def test_what_was_measured_too_dear_is_measured_again() -> None:
     assert given_tokens.count(1) == 2 and given_tokens.count(0) == 298
 
 
+def steps_until_tried(cost: StepCost, seconds: float, tokens: int) -> int:
+    return next(step for step in range(1, 10_000) if cost.tries_whole(seconds, tokens))
+
+
+def test_a_whole_prompt_of_a_size_that_is_not_known_is_tried_once_in_a_while() -> None:
+    cost = StepCost()
+    assert [steps_until_tried(cost, 0.1, 300) for _ in range(3)] == [128, 128, 128]
+    cost.observe(8, 0, 0.02)
+    cost.observe(8, 300, 0.07)
+    assert 300 < cost.tokens_within(0.1, 8192, quiet=False) <= 600  # it fits from now on
+    assert steps_until_tried(cost, 0.1, 2000) == 128
+
+
+def test_a_whole_prompt_that_is_too_dear_is_left_alone_and_so_are_longer_ones() -> None:
+    cost = StepCost()
+    cost.observe(8, 0, 0.02)
+    cost.observe(8, 300, 1.02)
+    for tokens in (260, 300, 513, 4000):
+        assert steps_until_tried(cost, 0.1, tokens) == 4096
+    assert steps_until_tried(cost, 0.1, 40) == 128
+    assert not any(cost.tries_whole(0.0, 300) for _ in range(10_000))
+
+
 def test_a_slow_engine_still_computes_something_in_the_quiet() -> None:
     cost = learned(a_token_s=0.01, base_s=1.0)
     assert cost.tokens_within(0.1, 8192, quiet=True) == 16

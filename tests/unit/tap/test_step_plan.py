@@ -88,6 +88,10 @@ def test_prompts_that_are_computed_whole_begin_in_the_quiet_however_long() -> No
     assert (beside.admit, beside.tokens) == ((), 1)
     short = plan(view(waiting=waiting[1:], whole=True, production=Production(1, 1, 1)), quota(), 30)
     assert (short.admit, short.tokens) == (("b",), 21)
+    there = view(waiting=waiting, whole=True, production=Production(1, 1, 1))
+    tried = plan(there, quota(), 0, tries_whole=True)
+    assert (tried.admit, tried.tokens) == (("a",), 201)
+    assert plan(there, quota(stopped=True), 0, tries_whole=True).admit == ()
     assert plan(view(waiting=waiting, whole=True), quota(stopped=True), 16).admit == ()
 
 

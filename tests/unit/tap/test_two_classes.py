@@ -189,3 +189,15 @@ def test_steps_are_counted_by_class_and_quiet_ends_with_production() -> None:
         "preempted": 0,
         "admitted": 0,
     }
+
+
+def test_a_whole_prompt_that_does_not_fit_is_tried_beside_production_once_in_a_while() -> None:
+    scheduler = FakeScheduler(whole_prompts=True)
+    policy = policy_of(scheduler, Request("a"))
+    scheduler.add(Request("p", "running"))
+    for _ in range(127):
+        policy.before()
+        policy.after()
+    assert policy.counts["admitted"] == 0
+    policy.before()
+    assert policy.counts["admitted"] == 1

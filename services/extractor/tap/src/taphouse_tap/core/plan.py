@@ -79,10 +79,11 @@ class Plan:
     tokens: int | None = None
 
 
-def plan(view: View, quota: Quota, tokens: int) -> Plan:
+def plan(view: View, quota: Quota, tokens: int, *, tries_whole: bool = False) -> Plan:
     """Divide one step, of which extraction may have `tokens` tokens.
 
-    Where prompts are computed whole and no production is there, the first one's may pass that.
+    Where prompts are computed whole, the first one's may pass that: while no production is there, and with
+    `tries_whole`.
     """
     production = view.production
     preempt = _preempt(view)
@@ -90,10 +91,11 @@ def plan(view: View, quota: Quota, tokens: int) -> Plan:
     freed = sum(request.blocks for request in view.running if request.id in preempt)
     blocks = view.free_blocks + freed - production.blocks - production.waiting_blocks
     tokens = 0 if quota.stopped else tokens
+    passes = (tries_whole and not quota.stopped) or (tokens > 0 and not production.running)
     allowed, left, blocks = _allow(kept, tokens, blocks, view.block_size)
     if production.waiting:
         return Plan(allowed, preempt)
-    if view.whole and view.waiting and tokens and not production.running:
+    if view.whole and view.waiting and passes:
         tokens, left = tokens + max(0, view.waiting[0].tokens - left), max(left, view.waiting[0].tokens)
     admit, left = _admit(view, kept, quota, left, blocks)
     return Plan(allowed, preempt, admit, min(view.tokens, production.need + tokens - left))

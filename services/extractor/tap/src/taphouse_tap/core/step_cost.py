@@ -20,6 +20,9 @@ _FIRST_TOKENS = 16
 _TRY_AGAIN = 128
 """After so many steps in which nothing fitted, one token is tried: a measurement may have been chance."""
 
+_TRY_WHOLE_AGAIN = 4096
+"""The same for a whole prompt that is known to be too dear: one step in so many moves no percentile."""
+
 _LEAST_S = 1e-7
 """No token is free: a measurement at or below zero is noise."""
 
@@ -49,6 +52,7 @@ class StepCost:
         self._busy: Curve = {}
         self._quiet: Curve = {}
         self._declined = 0
+        self._passed_by = 0
 
     def observe(self, production: int, extraction: int, seconds: float) -> None:
         """One step took `seconds`, with so many tokens of either class."""
@@ -73,6 +77,24 @@ class StepCost:
         tokens = _fitting(self._busy or self._quiet, seconds)
         self._declined = 0 if tokens else self._declined + 1
         return min(most, tokens or int(self._declined % _TRY_AGAIN == 0))
+
+    def tries_whole(self, seconds: float, tokens: int) -> bool:
+        """Whether a prompt that is computed whole may join production's step although it does not fit.
+
+        What is never computed is never measured. So after `_TRY_AGAIN` such steps one is tried whose size was
+        not measured, unless a smaller one is too dear; any other after `_TRY_WHOLE_AGAIN`.
+        """
+        if seconds <= 0:
+            return False
+        self._passed_by += 1
+        measured = self._busy or self._quiet
+        known = any(
+            size == _size(tokens) or (size < _size(tokens) and point.seconds > seconds)
+            for size, point in measured.items()
+        )
+        tried = self._passed_by >= (_TRY_WHOLE_AGAIN if known else _TRY_AGAIN)
+        self._passed_by = 0 if tried else self._passed_by
+        return tried
 
     def as_dict(self) -> dict[str, Any]:
         """Milliseconds by number of tokens, as the record shows them."""

@@ -176,7 +176,14 @@ class TwoClasses:
         quiet = self.quiet and not (view.production.running or view.production.waiting)
         budget = quota.quiet_ms if quiet else quota.busy_ms
         tokens = self.cost.tokens_within(budget / 1000, view.tokens, quiet=quiet)
-        self._apply(view, plan(view, quota, tokens))
+        tries_whole = bool(
+            view.whole
+            and view.waiting
+            and view.production.running
+            and view.waiting[0].tokens > tokens
+            and self.cost.tries_whole(budget / 1000, view.waiting[0].tokens)
+        )
+        self._apply(view, plan(view, quota, tokens, tries_whole=tries_whole))
 
     def _view(self) -> View:
         scheduler, known = self._scheduler, self.extraction.values()
