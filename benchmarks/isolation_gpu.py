@@ -2,6 +2,7 @@
 
     python3 benchmarks/isolation_gpu.py                            one card, Llama-8B shape
     python3 benchmarks/isolation_gpu.py --shape kimi-k2.5-int4     Kimi's shape, INT4 experts
+    python3 benchmarks/isolation_gpu.py --draft                    engines that serve with drafts
     python3 benchmarks/isolation_gpu.py --tiny                     a dry run on a CPU engine
 
 Two of vLLM's own API servers (dummy weights, a byte tokenizer made on the spot) are up on the card, one at
@@ -41,7 +42,7 @@ from benchmarks.isolation.report import machine
 from benchmarks.isolation.server import Server
 from benchmarks.isolation.trace import Plan, make_trace
 from benchmarks.tap_bench import shapes
-from benchmarks.tap_http_gpu import checkpoint
+from benchmarks.tap_http_gpu import checkpoint, with_draft
 
 from taphouse_tap.__main__ import launch_args
 
@@ -124,7 +125,9 @@ SETUPS = {
 class Process:
     """One engine's API server, started and not waited for."""
 
-    def __init__(self, name: str, shape: shapes.Shape, setup: Setup, work: Path, *, tiny: bool) -> None:
+    def __init__(
+        self, name: str, shape: shapes.Shape, setup: Setup, work: Path, *, tiny: bool, draft: bool
+    ) -> None:
         self.name, self.log = name, work / f"{name}.log"
         self.slice_dir = SLICES.with_name(f"{SLICES.name}-{name}")
         with socket.socket() as probe:
@@ -139,6 +142,8 @@ class Process:
         command += ["--scheduling-policy", "priority", "--enable-prompt-tokens-details"]
         command += launch_args(list(shape.layers), two_classes=name == CLASSES)
         command += ["--middleware", "taphouse_tap.middleware.HiddenStatesMiddleware"]
+        if draft:
+            command += with_draft(work / f"draft-{name}", shape)
         if tiny:
             command += ["--enforce-eager"]
         else:  # a fixed size: engines on one card must not profile memory against each other
@@ -184,13 +189,13 @@ class Process:
 
 @contextlib.contextmanager
 def serving(
-    shape: shapes.Shape, setup: Setup, names: tuple[str, ...], *, tiny: bool
+    shape: shapes.Shape, setup: Setup, names: tuple[str, ...], *, tiny: bool, draft: bool
 ) -> Iterator[dict[str, Server]]:
     """The engines, started side by side."""
     with tempfile.TemporaryDirectory() as place:
         work = Path(place)
         checkpoint(work / "model", shape)
-        processes = [Process(name, shape, setup, work, tiny=tiny) for name in names]
+        processes = [Process(name, shape, setup, work, tiny=tiny, draft=draft) for name in names]
         try:
             yield {process.name: process.await_capture() for process in processes}
         except BaseException:
@@ -234,6 +239,9 @@ def main() -> int:
     )
     parser.add_argument("--tiny", action="store_true", help="tiny shape on a CPU engine: a dry run")
     parser.add_argument("--shape", choices=sorted(SETUPS), default="llama-8b")
+    parser.add_argument(
+        "--draft", action="store_true", help="both engines serve with an EAGLE-3 draft of random weights"
+    )
     parser.add_argument("--rounds", type=int, default=6, help="rounds at most")
     parser.add_argument("--budget-s", type=float, default=400.0, help="seconds for all passes together")
     parser.add_argument("--modes", help="only modes whose names begin with one of these, comma separated")
@@ -247,7 +255,7 @@ def main() -> int:
     results = ROOT / ".cache" / "isolation"
     with contextlib.ExitStack() as stack:
         names = (CLASSES,) if args.classes_only else (CLASSES, PLAIN)
-        servers = stack.enter_context(serving(shape, setup, names, tiny=args.tiny))
+        servers = stack.enter_context(serving(shape, setup, names, tiny=args.tiny, draft=args.draft))
         governed, left_out = governor(stack, servers[CLASSES], args.bounds)
         bench = Bench(
             trace=make_trace(setup.plan),
@@ -264,7 +272,8 @@ def main() -> int:
     return finish(
         passes,
         bench,
-        engine=f"{name} shape, dummy weights, bfloat16, {setup.pool_tokens:,} tokens of KV cache",
+        engine=f"{name} shape, dummy weights, bfloat16{', EAGLE-3 draft' * args.draft}, "
+        f"{setup.pool_tokens:,} tokens of KV cache",
         command=" ".join(["python3 benchmarks/isolation_gpu.py", *sys.argv[1:]]),
         out=args.out or results / f"{name}.json",
         svg=args.svg or results / f"isolation-{name}.svg",

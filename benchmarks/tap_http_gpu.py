@@ -76,6 +76,14 @@ def checkpoint(directory: Path, shape: shapes.Shape) -> None:
     fast.save_pretrained(directory)
 
 
+def with_draft(directory: Path, shape: shapes.Shape) -> list[str]:
+    """Flags of an engine that serves with an EAGLE-3 draft of random weights, whose configuration is made."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(dict(shapes.eagle3_config(shape.config))))
+    options = {"method": "eagle3", "model": str(directory), "num_speculative_tokens": shapes.DRAFT_TOKENS}
+    return ["--speculative-config", json.dumps(options)]
+
+
 class Server:
     """vLLM's API server with the tap."""
 
@@ -187,11 +195,7 @@ def serving(args: argparse.Namespace, work: Path) -> Iterator[Server]:
     if args.tiny:
         command += ["--enforce-eager"]
     if args.draft:
-        draft = work / "draft"
-        draft.mkdir()
-        (draft / "config.json").write_text(json.dumps(dict(shapes.eagle3_config(shape.config))))
-        options = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": shapes.DRAFT_TOKENS}
-        command += ["--speculative-config", json.dumps(options)]
+        command += with_draft(work / "draft", shape)
     environment = {
         **os.environ,
         "VLLM_PLUGINS": "",

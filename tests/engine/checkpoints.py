@@ -19,7 +19,7 @@ MEDIA = ["<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>
 _MEDIA_PAD = len(_SPECIAL) + MEDIA.index("<|media_pad|>")
 _PATCH = 14
 _VISION_HIDDEN = 64
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -52,24 +52,24 @@ _VISION_WEIGHTS: dict[str, tuple[int, ...]] = {
     "mm_projector.pre_norm.bias": (_VISION_HIDDEN,),
     "mm_projector.proj.0.weight": (4 * _VISION_HIDDEN, 4 * _VISION_HIDDEN),
     "mm_projector.proj.0.bias": (4 * _VISION_HIDDEN,),
-    "mm_projector.proj.2.weight": (_COMMON["hidden_size"], 4 * _VISION_HIDDEN),
-    "mm_projector.proj.2.bias": (_COMMON["hidden_size"],),
+    "mm_projector.proj.2.weight": (COMMON["hidden_size"], 4 * _VISION_HIDDEN),
+    "mm_projector.proj.2.bias": (COMMON["hidden_size"],),
 }
 
 
 def tiny_llama() -> Path:
     """A Llama of 5 layers, hidden 256, 4 heads."""
-    return _made("llama", _make_llama)
+    return made("llama", _make_llama)
 
 
 def short_llama() -> Path:
     """`tiny_llama` with 2 layers, which compiles sooner."""
-    return _made("short-llama", lambda directory: _make_llama(directory, layers=2))
+    return made("short-llama", lambda directory: _make_llama(directory, layers=2))
 
 
 def tiny_deepseek() -> Path:
     """A DeepseekV3 (MLA, shared and routed experts) of 5 layers, hidden 256."""
-    return _made("deepseek", _make_deepseek)
+    return made("deepseek", _make_deepseek)
 
 
 def tiny_kimi() -> Path:
@@ -77,15 +77,16 @@ def tiny_kimi() -> Path:
 
     An image becomes at most 16 tokens of `<|media_pad|>`.
     """
-    return _made("kimi", _make_kimi, MEDIA)
+    return made("kimi", _make_kimi, MEDIA)
 
 
 def tiny_draft() -> Path:
     """An EAGLE-3 draft for `tiny_llama` with random weights: the target accepts next to nothing of it."""
-    return _made("draft", _make_draft)
+    return made("draft", _make_draft)
 
 
-def _made(name: str, make: Any, more_special: Sequence[str] = ()) -> Path:
+def made(name: str, make: Any, more_special: Sequence[str] = ()) -> Path:
+    """The checkpoint of this name: `make(directory)` once, and a tokenizer beside it."""
     directory = CACHE / name
     if not directory.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -102,9 +103,9 @@ def _make_llama(directory: Path, layers: int = LAYERS) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    shape = {**_COMMON, "num_hidden_layers": layers}
+    shape = {**COMMON, "num_hidden_layers": layers}
     config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
-    _save(LlamaForCausalLM(config), directory)
+    save(LlamaForCausalLM(config), directory)
 
 
 def _make_deepseek(directory: Path) -> None:
@@ -115,7 +116,7 @@ def _make_deepseek(directory: Path) -> None:
 
     torch.manual_seed(0)
     config = DeepseekV3Config(
-        **_COMMON,
+        **COMMON,
         moe_intermediate_size=128,
         num_attention_heads=8,
         num_key_value_heads=8,
@@ -135,7 +136,7 @@ def _make_deepseek(directory: Path) -> None:
         rope_scaling=None,
         num_nextn_predict_layers=0,
     )
-    _save(DeepseekV3ForCausalLM(config), directory)
+    save(DeepseekV3ForCausalLM(config), directory)
     # transformers leaves out what it takes for granted, and vLLM's defaults differ.
     path = directory / "config.json"
     more = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
@@ -231,7 +232,7 @@ def _make_draft(directory: Path) -> None:
     weights["t2d"] = torch.arange(VOCABULARY) % 2 == 0
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     config = {
-        **_COMMON,
+        **COMMON,
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "num_hidden_layers": 1,
@@ -248,7 +249,7 @@ def _make_draft(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def _save(model: Any, directory: Path) -> None:
+def save(model: Any, directory: Path) -> None:
     """Spread the weights so that every layer changes the stream and no two logits are close."""
     import torch
 

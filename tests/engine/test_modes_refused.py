@@ -19,6 +19,7 @@ from tests.engine.capturing import (
 )
 from tests.engine.checkpoints import tiny_deepseek, tiny_llama
 from tests.engine.launch import Engine, launch
+from tests.engine.other_checkpoints import tiny_gpt2, tiny_lfm2
 
 pytestmark = pytest.mark.engine
 
@@ -57,6 +58,22 @@ def assert_refused(engine: Engine, reason: str) -> None:
             {},
             "DeepseekV2DecoderLayer rescales the residual stream in float16",
             id="float16",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            tiny_lfm2,
+            SHORT,
+            {},
+            "hybrid models never ran with a tap",
+            id="hybrid",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            tiny_gpt2,
+            SHORT,
+            {},
+            "no decoder stack (layers beside embed_tokens and norm) found in GPT2LMHeadModel",
+            id="stack",
             marks=pytest.mark.slow,
         ),
         pytest.param(

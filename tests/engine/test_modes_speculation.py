@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,15 +20,18 @@ from tests.engine.capturing import (
     metric,
     prompt,
     status,
+    until,
     until_capturing,
 )
 from tests.engine.checkpoints import tiny_draft, tiny_llama
 from tests.engine.launch import Engine, launch
+from tests.engine.test_isolation import captured_meanwhile, isolation, production, set_quota
 
 pytestmark = pytest.mark.engine
 
 DRAFTS = 3
 MAX_LEN = 512
+CACHE = ["--block-size", "32", "--num-gpu-blocks-override", "64"]
 NGRAM = {
     "method": "ngram",
     "num_speculative_tokens": DRAFTS,
@@ -53,14 +57,22 @@ class Speculating:
 
 @pytest.fixture(scope="module", params=["eagle3", "ngram"])
 def speculating(request: pytest.FixtureRequest) -> Iterator[Speculating]:
-    """Tiny Llama with an EAGLE-3 draft of random weights, or with n-gram lookup."""
+    """Tiny Llama with an EAGLE-3 draft of random weights, or with n-gram lookup, and a small KV cache."""
     eagle3 = {"method": "eagle3", "model": str(tiny_draft()), "num_speculative_tokens": DRAFTS}
     config = NGRAM if request.param == "ngram" else eagle3
     args = ["--max-model-len", str(MAX_LEN), "--max-num-seqs", "32"]
-    args += ["--speculative-config", json.dumps(config)]
+    args += [*CACHE, "--speculative-config", json.dumps(config)]
     with launch(tiny_llama(), layers=LAYERS, args=args) as engine:
         until_capturing(engine)
         yield Speculating(engine, request.param)
+
+
+@pytest.fixture
+def quota(speculating: Speculating) -> Iterator[Callable[..., None]]:
+    """Sets a quota, named `note`; the engine's own is back afterwards."""
+    yield lambda **fields: set_quota(speculating.engine, **fields)
+    set_quota(speculating.engine, ttl_s=0.001)
+    until(lambda: isolation(speculating.engine)["quota"]["note"] == "the engine's settings")
 
 
 def repeating(length: int, seed: int) -> list[int]:
@@ -139,3 +151,68 @@ def test_a_list_of_prompts_among_ordinary_requests(speculating: Speculating) -> 
         assert [future.result()["token_ids"] for future in beside] == alone
     assert speculating.drafted()[0] > before[0]
     assert capture_files(engine) == []
+
+
+def test_productions_prefix_stays_in_the_cache_beside_drafts(speculating: Speculating) -> None:
+    """Through a cache of 64 blocks go 120 and more of extraction's; a draft costs a hit its last block."""
+    engine = speculating.engine
+    assert isolation(engine)["scheduler"] == "on"
+    production(engine, 1)
+    alone = production(engine, 2)
+    assert alone >= 224
+    assert len(capture_all(engine, prompt=[prompt(300, 300 + n) for n in range(12)], max_tokens=1)) == 12
+    assert production(engine, 3) == alone
+
+
+def test_nothing_is_extracted_beside_production_that_drafts(
+    speculating: Speculating, quota: Callable[..., None]
+) -> None:
+    """Not a token at a quota of zero, and everything once production is gone."""
+    engine, enough = speculating.engine, threading.Event()
+    quota(note="nothing", busy_ms=0.0, ttl_s=600)
+
+    def serve() -> int:
+        answered = 0
+        while not enough.is_set():
+            answered += len(complete(engine, repeating(30, answered), max_tokens=200)["token_ids"])
+        return answered
+
+    before_drafts = speculating.drafted()[0]
+    with ThreadPoolExecutor(2) as pool:
+        served = pool.submit(serve)
+        try:
+            until(lambda: isolation(engine)["quiet"] is False)
+            captures = captured_meanwhile(engine, pool, 3, 100)
+            until(lambda: isolation(engine)["held"] == 3)
+            before = isolation(engine)["steps"]
+            tokens = before["production_tokens"] + 200
+            until(lambda: isolation(engine)["steps"]["production_tokens"] >= tokens)
+            assert isolation(engine)["steps"]["extraction_tokens"] == before["extraction_tokens"]
+        finally:
+            enough.set()
+        assert served.result() >= 200
+        for captured in captures.result():
+            check(captured, 3)
+    assert speculating.drafted()[0] > before_drafts
+
+
+def test_captures_that_give_way_to_production_that_drafts_are_whole(
+    speculating: Speculating, quota: Callable[..., None]
+) -> None:
+    """Production wants more blocks than there are: captures are cut and preempted, and all is right."""
+    engine = speculating.engine
+    served_prompts = [repeating(250, 50 + n) for n in range(8)]
+    alone = [complete(engine, token_ids, max_tokens=60)["token_ids"] for token_ids in served_prompts]
+    quota(note="some", busy_ms=5.0, kv_share=1.0, ttl_s=600)
+    before = isolation(engine)["steps"]
+    with ThreadPoolExecutor(16) as pool:
+        lists = [pool.submit(capture_all, engine, prompt=[repeating(100, 400 + n), prompt(150, 500 + n)],
+                             max_tokens=200, ignore_eos=True) for n in range(3)]  # fmt: skip
+        until(lambda: bool(capture_files(engine)))
+        served = [pool.submit(complete, engine, token_ids, max_tokens=60) for token_ids in served_prompts]
+        assert [one.result()["token_ids"] for one in served] == alone
+        for future in lists:
+            for captured in future.result():
+                check(captured, 200)
+    until(lambda: isolation(engine)["steps"]["preempted"] > before["preempted"])
+    assert isolation(engine)["scheduler"] == "on" and capture_files(engine) == []

@@ -17,6 +17,7 @@ from tests.queue.conftest import Cluster, free_port, wait_for
 
 from taphouse.ledger import LedgerEntry
 from taphouse.shards import open_shard
+from taphouse.slices import is_tag
 from taphouse.wire import JobOptions
 from taphouse_tap.__main__ import launch_args
 
@@ -87,6 +88,10 @@ def test_engines_that_go_away_fail_no_row(cluster: Cluster) -> None:
         assert not cluster.client.job(job.id).state.final
     with vllm(cluster):
         done = cluster.wait_done(job.id, 400)
+        (start,) = (cluster.directory / "slices").glob("start-*")  # the second engine swept the first one's
+        wait_for(
+            "no capture is left", lambda: not [f for f in start.iterdir() if is_tag(f.name.split(".")[0])]
+        )
     assert (done.state.value, done.succeeded, done.failed) == ("done", ROWS, 0)
     assert sorted(cluster.sample_ids()) == sorted(f"row-{n}" for n in range(ROWS))
     assert len({entry.fingerprint_id for entry in cluster.ledger.entries()}) == 1
