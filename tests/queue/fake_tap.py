@@ -101,7 +101,8 @@ class FakeTap:
             self.canaries += 1
             return (200 if self.canary.get("state") == "passed" else 503), {}, self.canary
         if (method, path) == ("PUT", "/v1/hidden_states/quota") and self.isolation is not None:
-            self.quotas.append({**body, "expires_at": time.time() + body["ttl_s"]})
+            ttl_s = body["ttl_s"]
+            self.quotas.append({**body, "expires_at": None if ttl_s is None else time.time() + ttl_s})
             return 200, {}, self.quota()
         return refuse(404, "no such route")
 
@@ -109,7 +110,8 @@ class FakeTap:
         """The quota in force."""
         default = {"busy_ms": 2.0, "stopped": False, "note": "the engine's settings", "expires_at": None}
         last = self.quotas[-1] if self.quotas else default
-        return {**default, **last} if (last["expires_at"] or 0.0) > time.time() else default
+        ended = last["expires_at"] is not None and last["expires_at"] <= time.time()
+        return default if ended else {**default, **last}
 
     def status(self) -> dict[str, Any]:
         sections: dict[str, Any] = {}

@@ -114,6 +114,29 @@ def test_an_order_outlives_the_api_and_the_quota_does_not(cluster: Cluster) -> N
     assert view is not None and (view.mode, view.busy_ms) == (GovernorMode.PINNED, 7.0)
 
 
+def test_a_stop_stands_while_no_api_and_another_engine_runs(cluster: Cluster) -> None:
+    """Batches that are queued already wait, in the engine that was told and in one that was not."""
+    cluster.settings["TAPHOUSE_EXTRACTOR_GOVERNOR_TTL_S"] = "3"
+    cluster.start(workers=1, delay_s=0.05)
+    engine = next(p for p in cluster.processes if "tests.queue.stand_in" in p.args)
+    api = next(p for p in cluster.processes if p.args[-1] == "api")
+    job = cluster.enqueue(200, batch_size=4)
+    wait_for("a first shard", lambda: cluster.ledger.head() >= 1)
+    cluster.client.govern(GovernorMode.STOPPED)
+    wait_for("the engine was told", lambda: quota(cluster)["stopped"])
+    cluster.stop(api, signal.SIGKILL)
+    assert quota(cluster)["expires_at"] is None
+    cluster.stop(engine, signal.SIGKILL)
+    cluster.start_engine()
+    wait_for("a batch waits", lambda: "stopped by the operator" in cluster.log("worker"))
+    head = cluster.ledger.head()
+    time.sleep(2)  # four batches' time and more
+    assert cluster.ledger.head() == head
+    cluster.start_api()
+    cluster.client.govern(GovernorMode.AUTO)
+    cluster.check_whole(cluster.wait_done(job.id))
+
+
 def test_of_two_apis_the_one_with_the_last_order_governs_until_it_dies(cluster: Cluster) -> None:
     cluster.settings["TAPHOUSE_EXTRACTOR_GOVERNOR_TTL_S"] = "20"
     cluster.start_redis()

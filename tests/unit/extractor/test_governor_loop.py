@@ -213,10 +213,10 @@ def test_orders_are_followed_within_a_tick(
     run(governor, clock, 2)
     orders.give(GovernorOrder(mode=GovernorMode.STOPPED))
     run(governor, clock, 0.5)
-    assert engine.tap.quota()["stopped"]
+    assert engine.tap.quota()["stopped"] and engine.tap.quota()["expires_at"] is None
     orders.give(GovernorOrder(mode=GovernorMode.AUTO))
     run(governor, clock, 0.5)
-    assert not engine.tap.quota()["stopped"]
+    assert not engine.tap.quota()["stopped"] and engine.tap.quota()["expires_at"] is not None
 
 
 def test_who_takes_an_order_governs_since_another_may_have_lost_sight_of_the_store(

@@ -135,6 +135,10 @@ class BatchBusy(ExtractorError):
     """Another worker holds the batch's lease."""
 
 
+class ExtractionStopped(ExtractorError):
+    """The operator stopped extraction: a batch waits for the next order."""
+
+
 class JobCancelled(ExtractorError):
     """The job was cancelled while a batch of it ran."""
 

@@ -53,7 +53,7 @@ from taphouse_extractor.settings import Settings
 from taphouse_extractor.spool import Limits
 from taphouse_extractor.sums import SumKeeper, Sums
 from taphouse_extractor.tracing import tracer_to
-from taphouse_extractor.wiring import bounds_of, engines_of, home_of, leases_of, memory_of
+from taphouse_extractor.wiring import bounds_of, check_of, engines_of, home_of, leases_of, memory_of
 from taphouse_extractor.worker import Backoff, BatchRunner, Links
 
 __all__ = ["build_api", "main", "work"]
@@ -206,12 +206,13 @@ def work(settings: Settings) -> None:
     engines_of(settings).close()  # a first client imports for 0.13 s: here once, not in every work-horse
     records = Records(LocalStore(settings.store))
     home = home_of(settings, records.store)
+    check = check_of(settings, records.store, home)
 
     @contextmanager
     def open_links() -> Iterator[Links]:
         with engines_of(settings) as engines:
             pipeline = Pipeline(records, Ledger(records.store), engines, settings.engine_concurrency)
-            yield Links(leases_of(settings), pipeline, tracer_to(settings.otlp_endpoint), home.check)
+            yield Links(leases_of(settings), pipeline, tracer_to(settings.otlp_endpoint), check)
 
     leases = leases_of(settings)
     runner = BatchRunner(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from taphouse.store import Store
 from taphouse_extractor.aside import Aside
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.engines import Engines
+from taphouse_extractor.errors import ExtractionStopped
 from taphouse_extractor.governor.memory import Memory
+from taphouse_extractor.governor.orders import Orders
 from taphouse_extractor.governor.verdicts import Bounds
 from taphouse_extractor.home import Home
 from taphouse_extractor.leases import Leases, connect
 from taphouse_extractor.settings import Settings
 
-__all__ = ["aside_of", "bounds_of", "engines_of", "home_of", "leases_of", "memory_of"]
+__all__ = ["aside_of", "bounds_of", "check_of", "engines_of", "home_of", "leases_of", "memory_of"]
 
 GOVERNOR_LEASE_S = 5.0
 
@@ -46,6 +50,18 @@ def leases_of(settings: Settings) -> Leases:
 def home_of(settings: Settings, store: Store) -> Home:
     """What the settings' Redis says of the store."""
     return Home(store, connect(settings.redis()), prefix=f"taphouse:{settings.queue_name}")
+
+
+def check_of(settings: Settings, store: Store, home: Home) -> Callable[[], None]:
+    """What a worker asks before each batch: it raises while none may run."""
+
+    def check() -> None:
+        home.check()
+        stopped = Orders(store).stopped() if settings.governor else None
+        if stopped is not None:
+            raise ExtractionStopped(stopped)
+
+    return check
 
 
 def memory_of(settings: Settings) -> Memory:

@@ -19,6 +19,7 @@ from taphouse_extractor.errors import (
     EngineFailing,
     EngineTimeout,
     EngineUnavailable,
+    ExtractionStopped,
     JobCancelled,
 )
 from taphouse_extractor.leases import Leases, Tries
@@ -29,6 +30,7 @@ from taphouse_extractor.tracing import Tracer
 __all__ = ["Backoff", "BatchRunner", "Links"]
 
 log = logging.getLogger(__name__)
+WAITS = (EngineUnavailable, EngineChanged, ExtractionStopped, StoreFull, StoreDenied, WrongStore)
 WRONG_STORE_S = 10.0
 """A rest, for without its store a worker is done with a batch at once: it would take those of all others."""
 
@@ -41,7 +43,7 @@ class Links:
     pipeline: Pipeline
     tracer: Tracer = field(default_factory=Tracer)
     check: Callable[[], object] = lambda: None
-    """Raises where the store is not the service's."""
+    """Raises where the store is not the service's, and while the operator stopped extraction."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class BatchRunner:
             outcome = _traced(ref, links, waited_s)
         except JobCancelled as error:
             log.info("%s", error)
-        except (EngineUnavailable, EngineChanged, StoreFull, StoreDenied, WrongStore) as error:
+        except WAITS as error:
             waits = links.leases.tries_of(ref).waits
             delay = max(getattr(error, "retry_after", None) or 0.0, self._backoff.after(waits))
             links.leases.count_wait(ref, str(error), delay_s=delay)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import redis
 
+from taphouse.wire import GovernorMode
 from taphouse_extractor.abreast import abreast
 from taphouse_extractor.errors import EngineError
 from taphouse_extractor.governor.law import decide, fresh, unseen
@@ -180,7 +181,9 @@ class Governor:
         link.told, link.told_at, link.refused = quota, self._monotonic(), None
         note = f"governor: {self._state.reason}"[:NOTE_LENGTH]
         try:
-            link.engine.set_quota({**quota, "note": note, "ttl_s": self._ttl_s})
+            ordered = self._state.stopped and self._state.mode is GovernorMode.STOPPED
+            ttl_s = None if ordered else self._ttl_s  # a stop stands, whoever dies
+            link.engine.set_quota({**quota, "note": note, "ttl_s": ttl_s})
         except EngineError as error:
             link.refused = f"its quota can't be set: {error}"
             log.warning("governor: %s: %s", link.engine.url, link.refused)

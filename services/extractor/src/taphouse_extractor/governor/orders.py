@@ -67,6 +67,13 @@ class Orders:
         why = f"stopped, since the operator's order can't be read: {self._problem}"
         return Order(GovernorMode.STOPPED, why=why)
 
+    def stopped(self) -> str | None:
+        """Why nothing may be extracted: the operator stopped it."""
+        order = self.now()
+        if order.mode is not GovernorMode.STOPPED:
+            return None
+        return f"{order.why}: `taphouse governor auto` lets extraction run again"
+
     def give(self, order: GovernorOrder) -> None:
         """Follow an order from now on, once it is durable. Raises `StoreError`s: then the last one stays."""
         wrong = self._wrong()

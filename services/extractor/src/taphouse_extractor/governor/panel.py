@@ -79,10 +79,7 @@ class Panel:
 
     def stopped(self) -> str | None:
         """Why no batch may be queued: the operator stopped extraction. Never raises."""
-        order = self._orders.now()
-        if self._enabled and order.mode is GovernorMode.STOPPED:
-            return f"{order.why}: `taphouse governor auto` lets extraction run again"
-        return None
+        return self._orders.stopped() if self._enabled else None
 
     def check(self) -> Check:
         """For `doctor`: whether a governor leads. Never raises."""
