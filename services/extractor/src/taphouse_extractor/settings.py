@@ -199,7 +199,7 @@ class Settings(BaseSettings):
     governor_ttl_s: float = Field(
         default=10.0,
         ge=2,
-        description="A quota not renewed for so long ends (not an operator's stop): the engine's defaults hold.",
+        description="A quota not renewed for so long ends, but a stop: the engine's defaults hold.",
     )
 
     @model_validator(mode="after")
