@@ -198,6 +198,8 @@ def test_the_trainer_is_shown_as_it_learns(page: Page, service: Cluster) -> None
     page.open()
     page.sees("#trainer-list", "eagle", "step 120", "loss 7.552", "41.3 %", "up with the ledger")
     page.sees("#charts .chart:last-child", "7.552", "41.3 %", "eagle")
+    write_trainer(service, phase="counting tokens", refused=2)
+    page.sees("#trainer-list", "counting tokens", "2 shards refused")
     write_trainer(service, step=180, loss=5.1, accuracy=0.5, ended="no more entries")
     page.sees("#trainer-list", "ended", "no more entries", "loss 5.1")
 

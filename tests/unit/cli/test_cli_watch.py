@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from taphouse.cli.render_consumers import heard
 from taphouse.cli.render_queue import queue_view
 from taphouse.cli.render_watch import HISTORY, SHARDS_SHOWN, Moment, follow, watch_line, watch_view
 from taphouse.wire import Batches, Engine, JobState, QueueStatus, ShardInfo
@@ -142,6 +143,14 @@ def test_a_trainer_that_fell_silent_is_marked(moment, make):
     [consumer] = make("status").consumers
     silent = make("status", consumers=[consumer.model_copy(update={"updated_at": NOW - 600})])
     assert "10m ago" in draw(replace(moment, status=silent))
+
+
+def test_what_a_trainer_does_and_refused_is_shown(moment, make):
+    [consumer] = make("status").consumers
+    at_it = consumer.model_copy(update={"phase": "counting tokens", "refused": 85, "updated_at": NOW - 5})
+    assert heard(at_it, NOW) == "5s ago: counting tokens, 85 shards refused"
+    assert heard(at_it.model_copy(update={"phase": "training", "refused": 0}), NOW) == "5s ago"
+    assert "counting tokens" in draw(replace(moment, status=make("status", consumers=[at_it])))
 
 
 def test_a_trainer_that_ended_is_no_alarm(moment, make):

@@ -381,6 +381,10 @@ def test_doctor_names_each_broken_link(serve: Serve) -> None:
     )
     assert [check for check in service.client.doctor() if not check.ok] == []
     assert service.client.queue().consumers[0].loss == 2.5
+    refusing = {"cursor": 0, "updated_at": time.time(), "phase": "counting tokens", "refused": 3}
+    put_json(service.bench.store, "consumers/trainer.json", refusing)
+    [check] = [check for check in service.client.doctor() if not check.ok]
+    assert check.check == "consumer trainer" and "it refused 3 shards" in check.detail
     ended = {"cursor": 0, "updated_at": 0.0, "step": 420, "ended": "limit reached"}
     put_json(service.bench.store, "consumers/trainer.json", ended)
     [check] = [check for check in service.client.doctor() if check.check == "consumer trainer"]

@@ -26,9 +26,10 @@ def number_text(value: float | None) -> str:
 
 
 def heard(consumer: Consumer, now: float) -> str:
-    """When a consumer last spoke, and why it ended where it did."""
-    when = age(consumer.updated_at, now)
-    return f"{when}: {consumer.ended}" if consumer.ended else when
+    """When a consumer last spoke, why it ended or what it does before it trains, and what it left out."""
+    does = consumer.ended or (consumer.phase if consumer.phase != "training" else None)
+    text = age(consumer.updated_at, now) + (f": {does}" if does else "")
+    return f"{text}, {count(consumer.refused)} shards refused" if consumer.refused else text
 
 
 def over_bound(found: Unconsumed) -> bool:

@@ -48,6 +48,8 @@ class Consumer(BaseModel):
     step: int | None = None
     loss: float | None = None
     accuracy: float | None = None
+    phase: str | None = Field(default=None, description="What it does, such as `counting tokens`.")
+    refused: int = Field(default=0, ge=0, description="Shards that it left out.")
     ended: str | None = Field(default=None, description="Why it ended, when it ended as it was meant to.")
     updated_at: float | None = None
 

@@ -129,6 +129,13 @@ def _consumer(consumer: Consumer, now: float) -> Check:
     if consumer.ended is not None:
         ended = f"ended at step {consumer.step} ({consumer.ended}), {where}, {age:.0f} s ago"
         return Check(check=name, ok=True, detail=ended)
+    if consumer.refused:
+        return Check(
+            check=name,
+            ok=False,
+            detail=f"{where}; it refused {consumer.refused} shards",
+            advice="`taphouse consumers -o json` has the reasons (`refused_shards`), and its log",
+        )
     quiet = age > QUIET_CONSUMER_S
     advice = "Is the trainer running? It says where it is every few seconds"
     return Check(

@@ -189,7 +189,7 @@ export function trainers(status, now, admin) {
       offered: admin && (one.ended || silent),
       pill: one.ended ? "ended" : silent ? "silent" : "training",
       kind: one.ended ? (held.length ? "warn" : "quiet") : silent ? "warn" : "good",
-      lines: [one.ended, one.step !== null && `step ${f.count(one.step)}`, `loss ${f.number(one.loss, 4)}`, `accuracy ${f.percent(one.accuracy)}`, behind, held.length && `holds back ${held.join(" and ")}`, `wrote ${f.ago(one.updated_at, now)}`],
+      lines: [one.ended ?? (one.phase !== "training" && one.phase), one.refused > 0 && `${f.count(one.refused)} shards refused`, one.step !== null && `step ${f.count(one.step)}`, `loss ${f.number(one.loss, 4)}`, `accuracy ${f.percent(one.accuracy)}`, behind, held.length && `holds back ${held.join(" and ")}`, `wrote ${f.ago(one.updated_at, now)}`],
     };
   });
 }
