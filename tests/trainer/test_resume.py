@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -213,6 +214,21 @@ def test_resuming_on_a_store_that_lost_its_ledger_is_refused(
     begin(LocalStore(tmp_path / "empty"))
     with pytest.raises(SettingsConflict, match="ledger"):
         train(tmp_path, tmp_path / "empty", target)
+
+
+def test_resuming_on_a_store_that_went_back_and_grew_again_is_refused(
+    tmp_path: Path, make_store: StoreMaker, target: Path, samples: list[Sample], meta: ShardMeta
+) -> None:
+    store = make_store()
+    shutil.copytree(store, tmp_path / "backup")
+    add_shard(store, samples[:4], meta)
+    train(tmp_path, store, target, stop_after_steps=2)
+    train(tmp_path, store, target)
+    shutil.rmtree(store)
+    (tmp_path / "backup").rename(store)
+    add_shard(store, samples[:4], meta)
+    with pytest.raises(SettingsConflict, match=r"another ledger entry .* restored from a backup"):
+        train(tmp_path, store, target)
 
 
 def test_two_trainers_share_neither_an_output_nor_a_name(

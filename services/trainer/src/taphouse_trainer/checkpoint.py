@@ -41,7 +41,9 @@ class TrainingState:
 
     ``held_out``: references (ledger entry, index) to the samples that held-out loss is measured on.
     ``pinned``: settings that a resumed run must share. ``position``: where in the ledger the next batch
-    begins.
+    begins. ``reached_at``: when the last ledger entry that was read from was made, which tells that entry
+    from another store's of the same number, or from one that came after the store was restored; ``None``
+    before the first, or in an older checkpoint.
     """
 
     layers: tuple[int, ...]
@@ -52,6 +54,7 @@ class TrainingState:
     tokens: int = 0
     position: Position = field(default_factory=Position)
     held_out: list[tuple[int, int]] = field(default_factory=list)
+    reached_at: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""

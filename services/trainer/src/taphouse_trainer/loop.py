@@ -111,6 +111,7 @@ class Trainer:
     def save(self, state: TrainingState) -> None:
         """Write a checkpoint, unless this step already has one."""
         state.held_out = list(self.held_out.references)
+        state.reached_at = self.stream.reached_at(state.position)
         if not self.interval.done_at(state.step):
             path = self.checkpoints.save(state, self.draft, self.optimizer)
             self.progress.saved(state.step, path, self.stream.acknowledged(state.position))

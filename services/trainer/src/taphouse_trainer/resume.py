@@ -31,8 +31,15 @@ def check_resume(stored: Stored, settings: Settings, verifier: Verifier, ledger:
         raise VocabularyError(
             f"{settings.vocabulary} is not the mapping {stored.path} was trained with; use a new output"
         )
-    if state.position.cursor > ledger.head():
+    begun = state.position.begun
+    if begun > ledger.head():
         raise SettingsConflict(
-            f"{stored.path} has read {state.position.cursor} ledger entries, the store has {ledger.head()}: "
+            f"{stored.path} has read {begun} ledger entries, the store has {ledger.head()}: "
             "it is another store, or its ledger was lost; use a new output"
+        )
+    last = ledger.entry(begun) if begun else None
+    if last is not None and state.reached_at not in (None, last.created_at):
+        raise SettingsConflict(
+            f"{stored.path} has read another ledger entry {last.seq} than the store has, and would pass over "
+            "what it has not read: it is another store, or was restored from a backup; use a new output"
         )

@@ -44,6 +44,11 @@ class Position:
         """Ledger entries that were reached at least once."""
         return max(self.head, self.visited)
 
+    @property
+    def begun(self) -> int:
+        """The last ledger entry that a sample was taken from; 0: none."""
+        return max(self.head, self.visited + (self.offset > 0))
+
     def next_entry(self) -> Position:
         """At the start of the following entry."""
         return replace(self, visited=self.visited + 1, offset=0)
@@ -150,6 +155,11 @@ class ShardStream:
     def acknowledged(self, position: Position) -> int:
         """How many of the first ledger entries nothing is trained on any more after ``position``."""
         return position.visited if self._is_last(position) and position.visited >= position.head else 0
+
+    def reached_at(self, position: Position) -> float | None:
+        """When the last ledger entry that was read from was made; ``None``: none was."""
+        entry = self._ledger.entry(position.begun) if position.begun else None
+        return entry.created_at if entry is not None else None
 
     def count_tokens(self, counts: TokenCounts, enough: int) -> bool:
         """Count the tokens of landed training samples until ``enough`` trained ones were seen.
