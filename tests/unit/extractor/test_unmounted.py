@@ -21,6 +21,9 @@ ASKED: list[Callable[[Taphouse], object]] = [
     lambda client: client.shards(),
     lambda client: client.prune_shards(PruneRequest(force=True)),
     lambda client: client.forget_consumer("a-trainer"),
+    lambda client: client.jobs(),
+    lambda client: list(client.failures("j20260101000000-0a1b2c3d")),
+    lambda client: client.enqueue([b'{"prompt":"a"}']),
 ]
 
 

@@ -46,9 +46,9 @@ def create_app(
     add_failures(app)
     add_docs_page(app)
     guard = [Depends(Door(tokens, Pace(requests_per_minute)))]
-    for router in (jobs.router, extract.router, ops.guarded, governor.router, events.router):
+    for router in (extract.router, ops.guarded, governor.router, events.router):
         app.include_router(router, dependencies=guard, responses=RESPONSES)
-    for router in (shards.router, samples.router):
+    for router in (jobs.router, shards.router, samples.router):
         app.include_router(router, dependencies=[*guard, Depends(with_store)], responses=RESPONSES)
     app.include_router(ops.open_router)
     app.include_router(dashboard.router)
