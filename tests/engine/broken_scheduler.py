@@ -13,10 +13,10 @@ FAULT = Path(os.environ["TEST_SCHEDULER_FAULT"])
 _plan = two_class.plan
 
 
-def _plan_or_raise(*args: Any) -> Any:
+def _plan_or_raise(*args: Any, **options: Any) -> Any:
     if FAULT.exists():
         raise RuntimeError("broken on purpose")
-    return _plan(*args)
+    return _plan(*args, **options)
 
 
 two_class.plan = _plan_or_raise
