@@ -21,8 +21,8 @@ def test_it_waits_for_a_consumer_and_goes_on(cluster: Cluster) -> None:
         said = {"name": "t", "cursor": cursor, "acknowledged": cursor}
         put_json(cluster.store, "consumers/t.json", said)
 
-    reached(0)
     cluster.start(workers=2)
+    reached(0)
     job = cluster.enqueue(40, batch_size=4)
     wait_for("it waits", lambda: "consumer t has not" in (cluster.client.queue().paused or ""))
 
