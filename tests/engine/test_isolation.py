@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -133,14 +133,18 @@ def test_captures_that_are_cut_into_tiny_pieces_and_preempted_are_whole(engine: 
     assert capture_files(engine) == []
 
 
-def test_nothing_is_extracted_beside_production_at_a_quota_of_zero(engine: Engine) -> None:
+def held_back(engine: Engine, prompt_of: Callable[[int], list[int]]) -> tuple[int, list[Captured]]:
+    """Extraction waits at a quota of zero while production runs, and runs once it is gone.
+
+    Returns how many tokens production got, and what was captured then.
+    """
     set_quota(engine, note="nothing", busy_ms=0.0, ttl_s=600)
     enough = threading.Event()
 
     def serve() -> int:
         answered = 0
         while not enough.is_set():
-            answered += len(complete(engine, prompt(30, answered), max_tokens=200)["token_ids"])
+            answered += len(complete(engine, prompt_of(answered), max_tokens=200)["token_ids"])
         return answered
 
     with ThreadPoolExecutor(2) as pool:
@@ -158,9 +162,14 @@ def test_nothing_is_extracted_beside_production_at_a_quota_of_zero(engine: Engin
             assert (now["held"], now["running"], now["quiet"]) == (3, 0, False)
         finally:
             enough.set()
-        assert served.result() > 200
-        for captured in captures.result():  # in the quiet that follows
-            assert_equals_reference(tiny_llama(), captured)
+        return served.result(), captures.result()
+
+
+def test_nothing_is_extracted_beside_production_at_a_quota_of_zero(engine: Engine) -> None:
+    answered, captures = held_back(engine, lambda seed: prompt(30, seed))
+    assert answered > 200
+    for captured in captures:  # in the quiet that follows
+        assert_equals_reference(tiny_llama(), captured)
 
 
 def test_production_that_waits_takes_the_slots_of_extraction(engine: Engine) -> None:

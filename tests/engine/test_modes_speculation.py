@@ -25,7 +25,7 @@ from tests.engine.capturing import (
 )
 from tests.engine.checkpoints import tiny_draft, tiny_llama
 from tests.engine.launch import Engine, launch
-from tests.engine.test_isolation import captured_meanwhile, isolation, production, set_quota
+from tests.engine.test_isolation import held_back, isolation, production, set_quota
 
 pytestmark = pytest.mark.engine
 
@@ -168,32 +168,12 @@ def test_nothing_is_extracted_beside_production_that_drafts(
     speculating: Speculating, quota: Callable[..., None]
 ) -> None:
     """Not a token at a quota of zero, and everything once production is gone."""
-    engine, enough = speculating.engine, threading.Event()
-    quota(note="nothing", busy_ms=0.0, ttl_s=600)
-
-    def serve() -> int:
-        answered = 0
-        while not enough.is_set():
-            answered += len(complete(engine, repeating(30, answered), max_tokens=200)["token_ids"])
-        return answered
-
-    before_drafts = speculating.drafted()[0]
-    with ThreadPoolExecutor(2) as pool:
-        served = pool.submit(serve)
-        try:
-            until(lambda: isolation(engine)["quiet"] is False)
-            captures = captured_meanwhile(engine, pool, 3, 100)
-            until(lambda: isolation(engine)["held"] == 3)
-            before = isolation(engine)["steps"]
-            tokens = before["production_tokens"] + 200
-            until(lambda: isolation(engine)["steps"]["production_tokens"] >= tokens)
-            assert isolation(engine)["steps"]["extraction_tokens"] == before["extraction_tokens"]
-        finally:
-            enough.set()
-        assert served.result() >= 200
-        for captured in captures.result():
-            check(captured, 3)
-    assert speculating.drafted()[0] > before_drafts
+    before = speculating.drafted()[0]
+    answered, captures = held_back(speculating.engine, lambda seed: repeating(30, seed))
+    assert answered >= 200
+    for captured in captures:
+        check(captured, 3)
+    assert speculating.drafted()[0] > before
 
 
 def test_captures_that_give_way_to_production_that_drafts_are_whole(

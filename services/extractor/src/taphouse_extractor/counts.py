@@ -26,15 +26,19 @@ class Counts:
     def take(self, outcome: Outcome) -> None:
         """Add an outcome."""
         skipped = sum(failure.skipped for failure in outcome.failures)
-        self.succeeded += outcome.succeeded
-        self.skipped += skipped
-        self.failed += len(outcome.failures) - skipped
-        self.tokens += outcome.tokens
-        self.shards += outcome.shard is not None
-        self.bytes += outcome.bytes
-        self.raw_bytes += outcome.raw_bytes
-        self.fingerprint_id = self.fingerprint_id or outcome.fingerprint_id
-        self.finished_at = max(self.finished_at or 0.0, outcome.finished_at)
+        self.merge(
+            Counts(
+                succeeded=outcome.succeeded,
+                failed=len(outcome.failures) - skipped,
+                skipped=skipped,
+                tokens=outcome.tokens,
+                shards=int(outcome.shard is not None),
+                bytes=outcome.bytes,
+                raw_bytes=outcome.raw_bytes,
+                fingerprint_id=outcome.fingerprint_id,
+                finished_at=outcome.finished_at,
+            )
+        )
 
     def merge(self, other: Counts) -> None:
         """Add what others add up to."""
