@@ -20,8 +20,10 @@ HEAD = """# Configuration
 
 Made from the settings classes; a test holds this page against them. Every process reads its settings once,
 at its start. Order of force: command line, environment, file, default. A file of such lines is named by
-`--env-file` (extractor) or `--settings-file` (trainer). An unknown name is an error on the command line, in a
-file and in the tap's environment; in the environment of the others it is passed over.
+`--env-file` (extractor) or `--settings-file` (trainer). An unknown name is refused at the start: an option,
+a line of a file, and a variable that begins with `TAPHOUSE_TAP_`, `TAPHOUSE_EXTRACTOR_` or
+`TAPHOUSE_TRAINER_`. On Kubernetes a Service named `taphouse-extractor` makes such variables in every pod:
+set `enableServiceLinks: false`.
 """
 
 PROCESSES: list[tuple[str, str, type[BaseSettings]]] = [

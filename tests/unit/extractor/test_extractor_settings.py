@@ -36,15 +36,26 @@ def test_bad_settings_end_with_2_and_a_line(
     assert capsys.readouterr().err
 
 
-def test_an_unknown_setting_in_the_file_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("where", ["file", "environment"])
+@pytest.mark.parametrize("command", ["api", "worker"])
+def test_a_misspelt_setting_is_refused_and_the_right_name_said(
+    command: str,
+    where: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = tmp_path / "settings.env"
-    file.write_text("TAPHOUSE_EXTRACTOR_STORE=/x\nTAPHOUSE_EXTRACTOR_TYPO=1\n")
+    file.write_text("TAPHOUSE_EXTRACTOR_REDIS_URI=a-secret\n" if where == "file" else "")
+    if where == "environment":
+        monkeypatch.setenv("TAPHOUSE_EXTRACTOR_REDIS_URI", "a-secret")
     with pytest.raises(SystemExit) as ended:
-        main_module.main(["worker", "--env-file", str(file)])
+        main_module.main([command, "--store", str(tmp_path), "--env-file", str(file)])
     assert ended.value.code == 2
-    assert "typo" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "taphouse-extractor: TAPHOUSE_EXTRACTOR_REDIS_URI: there is no such setting; "
+        "did you mean TAPHOUSE_EXTRACTOR_REDIS_URL?\n"
+    )
 
 
 def test_no_open_door_by_accident(tmp_path: Path) -> None:

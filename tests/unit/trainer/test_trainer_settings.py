@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from taphouse_trainer.main import main
 from taphouse_trainer.settings import load_settings
 
 NEEDED = ["--store", "s", "--target", "t", "--output", "o"]
@@ -50,6 +51,18 @@ def test_unknown_options_are_refused(tmp_path: Path) -> None:
     file.write_text("TAPHOUSE_TRAINER_LERNING_RATE=0.1\n")
     with pytest.raises(ValidationError, match=r"(?i)lerning_rate"):
         load_settings([*NEEDED, "--settings-file", str(file)])
+
+
+def test_a_misspelt_variable_is_refused_and_the_right_name_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TAPHOUSE_TRAINER_BATCHSIZE", "")
+    monkeypatch.setenv("TAPHOUSE_EXTRACTOR_BATCHSIZE", "another service's")
+    assert main(NEEDED) == 2
+    assert capsys.readouterr().err == (
+        "taphouse-trainer: TAPHOUSE_TRAINER_BATCHSIZE: there is no such setting; "
+        "did you mean TAPHOUSE_TRAINER_BATCH_SIZE?\n"
+    )
 
 
 def test_settings_are_frozen() -> None:

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from taphouse import logs
 from taphouse.errors import TaphouseError
 from taphouse.ledger import Ledger
-from taphouse.settings_problems import settings_problems
+from taphouse.service_settings import settings_problems
 from taphouse.store import LocalStore
 from taphouse_extractor import __version__
 from taphouse_extractor.api import Context, create_app
@@ -258,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logs.set_up(settings.log_format, secrets=settings.secrets())
         run_api(settings) if known.command == "api" else work(settings)
     except ValidationError as error:
-        for line in settings_problems(error, Settings.model_config["env_prefix"]):
+        for line in settings_problems(error, Settings):
             print(f"taphouse-extractor: {line}", file=sys.stderr)
         sys.exit(2)
     except _SettingsUnread as error:

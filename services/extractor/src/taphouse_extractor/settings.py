@@ -8,9 +8,10 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from taphouse.logs import LogFormat
+from taphouse.service_settings import ServiceSettings
 from taphouse_extractor.tokens import Tokens
 
 __all__ = ["EngineSettings", "Settings"]
@@ -43,7 +44,7 @@ class EngineSettings(BaseModel):
         return _secret("engine_key", self.key, self.key_file)
 
 
-class Settings(BaseSettings):
+class Settings(ServiceSettings):
     """One class for `api` and `worker`: both must agree on store, Redis, queue and engines."""
 
     model_config = SettingsConfigDict(

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from taphouse import logs
 from taphouse.errors import StoreBusy, TaphouseError
 from taphouse.ledger import Ledger
-from taphouse.settings_problems import settings_problems
+from taphouse.service_settings import settings_problems
 from taphouse.store import LocalStore, Store
 from taphouse.store.identity import begun
 from taphouse_trainer.batches import Packing, torch_dtype
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(sys.argv[1:] if arguments is None else arguments)
     except ValidationError as e:
-        for line in settings_problems(e, Settings.model_config["env_prefix"]):
+        for line in settings_problems(e, Settings):
             print(f"taphouse-trainer: {line}", file=sys.stderr)
         return 2
     except (ValueError, OSError) as e:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from taphouse.logs import LogFormat
+from taphouse.service_settings import ServiceSettings
 
 
-class Settings(BaseSettings):
+class Settings(ServiceSettings):
     """Follow a store's ledger and train an EAGLE-3 draft model from its shards.
 
     Every option can also be set as TAPHOUSE_TRAINER_<NAME> in the environment, or in a file of such lines
