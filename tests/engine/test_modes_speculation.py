@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -179,30 +178,32 @@ def test_nothing_is_extracted_beside_production_that_drafts(
 def test_captures_that_give_way_to_production_that_drafts_are_whole(
     speculating: Speculating, quota: Callable[..., None]
 ) -> None:
-    """Production wants more blocks than there are: captures are cut and preempted, and all is right."""
-    engine, enough = speculating.engine, threading.Event()
+    """Production wants more blocks than there are: captures are cut and preempted, and all is right.
+
+    Captures may be over before a late server has passed production on, so bursts follow one another until one
+    has preempted a capture; whatever happened in a burst, its answers and samples are right.
+    """
+    engine = speculating.engine
     served_prompts = [repeating(250, 50 + n) for n in range(8)]
     alone = [complete(engine, token_ids, max_tokens=60)["token_ids"] for token_ids in served_prompts]
-    quota(note="some", busy_ms=5.0, kv_share=1.0, ttl_s=600)
-    before = isolation(engine)["steps"]
+    quota(note="some", busy_ms=5.0, quiet_ms=0.1, kv_share=1.0, ttl_s=600)  # a step's least: sixteen tokens
+    before = isolation(engine)["steps"]["preempted"]
 
-    def serve(n: int) -> bool:
-        same = True
-        while same and not enough.is_set():
-            same = complete(engine, served_prompts[n], max_tokens=60)["token_ids"] == alone[n]
-        return same
-
-    with ThreadPoolExecutor(16) as pool:
+    def burst(pool: ThreadPoolExecutor) -> None:
         lists = [pool.submit(capture_all, engine, prompt=[repeating(100, 400 + n), prompt(150, 500 + n)],
                              max_tokens=300, ignore_eos=True) for n in range(6)]  # fmt: skip
         until(lambda: bool(capture_files(engine)))
-        served = [pool.submit(serve, n) for n in range(8)]
-        try:
-            until(lambda: isolation(engine)["steps"]["preempted"] > before["preempted"])
-        finally:
-            enough.set()
-        assert all(one.result() for one in served)
+        served = [pool.submit(complete, engine, token_ids, max_tokens=60) for token_ids in served_prompts]
+        assert [one.result()["token_ids"] for one in served] == alone
         for future in lists:
             for captured in future.result():
                 check(captured, 300)
+
+    with ThreadPoolExecutor(16) as pool:
+        for _ in range(8):
+            burst(pool)
+            if isolation(engine)["steps"]["preempted"] > before:
+                break
+        else:
+            pytest.fail("no capture gave way in eight bursts")
     assert isolation(engine)["scheduler"] == "on" and capture_files(engine) == []

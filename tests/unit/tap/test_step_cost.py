@@ -56,6 +56,20 @@ def test_what_was_measured_too_dear_is_measured_again() -> None:
     assert given_tokens.count(1) == 2 and given_tokens.count(0) == 298
 
 
+def test_what_needs_several_tokens_is_tried_with_as_many() -> None:
+    """One token would compute nothing of a request with drafts, and what is never computed isn't measured."""
+    cost = learned(a_token_s=0.0001)
+    for size in range(11):
+        for _ in range(50):
+            cost.observe(8, 1 << size, 10.0)
+    given_tokens = [cost.tokens_within(0.010, 8192, quiet=False, least=4) for _ in range(300)]
+    assert given_tokens.count(4) == 2 and given_tokens.count(0) == 298
+    assert cost.tokens_within(0.010, 8192, quiet=True, least=24) == 24
+    fits = learned(a_token_s=0.0001)
+    assert all(fits.tokens_within(0.0004, 8192, quiet=False, least=8) <= 4 for _ in range(127))
+    assert fits.tokens_within(0.0004, 8192, quiet=False, least=8) == 8
+
+
 def steps_until_tried(cost: StepCost, seconds: float, tokens: int) -> int:
     return next(step for step in range(1, 10_000) if cost.tries_whole(seconds, tokens))
 

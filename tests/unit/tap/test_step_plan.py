@@ -73,6 +73,18 @@ def test_one_that_generates_gets_all_it_needs_or_nothing() -> None:
     assert plan(view(running=drafts), quota(), 6).allowed == {"a": 4, "b": 0}
 
 
+def test_one_that_computes_again_what_it_had_generated_does_so_in_pieces() -> None:
+    """Preempted with hundreds of tokens, it would never fit a step of sixteen as a whole."""
+    assert plan(view(running=[running("a", need=300)]), quota(), 16).allowed == {"a": 16}
+
+
+def test_alone_the_last_block_can_be_filled() -> None:
+    last = view(running=[running("a", need=1, blocks=99)], free_blocks=0)
+    assert plan(last, quota(), 16).allowed == {"a": 1}
+    beside = view(running=[running("a", need=1, blocks=90)], free_blocks=3, production=Production(1, 1, 2))
+    assert plan(beside, quota(), 16).allowed == {"a": 0}, "the block may be production's"
+
+
 def test_the_share_of_the_cache_bounds_what_begins_but_one_alone_always_may() -> None:
     waiting = [Waiting("a", 10, 30), Waiting("b", 10, 30)]
     assert plan(view(waiting=waiting), quota(), 500).admit == ("a",)

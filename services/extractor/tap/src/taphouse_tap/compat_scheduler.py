@@ -244,7 +244,7 @@ class VllmScheduler:
             need=max(0, _need(request)),
             blocks=sum(map(len, self._scheduler.kv_cache_manager.get_block_ids(request.request_id))),
             reserved=self._reserved(request),
-            generates=request.num_computed_tokens >= request.num_prompt_tokens,
+            generates=request.num_computed_tokens >= request.num_tokens - 1,
         )
 
     def waiting(self, request: Any) -> Any:
@@ -325,8 +325,9 @@ class VllmScheduler:
         return (-(-tokens // int(self._scheduler.block_size)) + 1) * self._groups if tokens > 0 else 0
 
     def _reserved(self, request: Any) -> int:
-        """Blocks that a request may come to hold."""
-        return self._blocks(request.num_prompt_tokens + request.max_tokens)
+        """Blocks that a request may come to hold: never more than there are, of which vLLM keeps one."""
+        most = int(self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1
+        return min(most, self._blocks(request.num_prompt_tokens + request.max_tokens))
 
 
 def _need(request: Any) -> int:

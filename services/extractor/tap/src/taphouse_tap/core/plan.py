@@ -14,13 +14,22 @@ from taphouse_tap.quota import Quota
 
 @dataclass(frozen=True)
 class Running:
-    """An extraction request that runs: tokens it could compute now, blocks it holds, whether it generates."""
+    """An extraction request that runs: tokens it could compute now, blocks it holds, whether it generates.
+
+    It generates when all its tokens but the last are computed: one that was preempted computes those that it
+    had generated in pieces again, like a prompt.
+    """
 
     id: str
     need: int
     blocks: int
     reserved: int
     generates: bool
+
+    @property
+    def least(self) -> int:
+        """The fewest tokens that are of use to it: one that generates gets its drafts too, or nothing."""
+        return self.need if self.generates else min(1, self.need)
 
 
 @dataclass(frozen=True)
@@ -89,10 +98,11 @@ def plan(view: View, quota: Quota, tokens: int, *, tries_whole: bool = False) ->
     preempt = _preempt(view)
     kept = [request for request in view.running if request.id not in preempt]
     freed = sum(request.blocks for request in view.running if request.id in preempt)
-    blocks = view.free_blocks + freed - production.blocks - production.waiting_blocks
+    wanted = production.blocks + production.waiting_blocks
+    blocks = view.free_blocks + freed - wanted
     tokens = 0 if quota.stopped else tokens
     passes = (tries_whole and not quota.stopped) or (tokens > 0 and not production.running)
-    allowed, left, blocks = _allow(kept, tokens, blocks, view.block_size)
+    allowed, left, blocks = _allow(kept, tokens, blocks, view.block_size, leaves=wanted > 0)
     if production.waiting:
         return Plan(allowed, preempt)
     if view.whole and view.waiting and passes:
@@ -119,19 +129,19 @@ def _preempt(view: View) -> tuple[str, ...]:
 
 
 def _allow(
-    running: Sequence[Running], tokens: int, blocks: int, block_size: int
+    running: Sequence[Running], tokens: int, blocks: int, block_size: int, *, leaves: bool
 ) -> tuple[dict[str, int], int, int]:
     """Tokens for those that run, oldest first; returns what is left of tokens and blocks too.
 
-    One that generates gets all it needs (with its drafts) or nothing.
+    `leaves`: nobody gets more than the free blocks surely hold, since the others are production's.
     """
     allowed: dict[str, int] = {}
     for request in running:
         grant = min(request.need, tokens)
-        if request.generates and grant < request.need:
+        if grant < request.least:
             grant = 0
         takes = -(-grant // block_size) + 1 if grant else 0
-        if takes > max(blocks, 0):
+        if leaves and takes > max(blocks, 0):
             grant = takes = 0
         allowed[request.id] = grant
         tokens -= grant

@@ -18,7 +18,7 @@ _FIRST_TOKENS = 16
 """What is tried while nothing is known."""
 
 _TRY_AGAIN = 128
-"""After so many steps in which nothing fitted, one token is tried: a measurement may have been chance."""
+"""After so many steps in which nothing fitted, the least is tried: a measurement may have been chance."""
 
 _TRY_WHOLE_AGAIN = 4096
 """The same for a whole prompt that is known to be too dear: one step in so many moves no percentile."""
@@ -64,8 +64,8 @@ class StepCost:
         elif (alone := self._alone.get(_size(production))) is not None:
             _observe(self._busy, extraction, seconds - alone.seconds)
 
-    def tokens_within(self, seconds: float, most: int, *, quiet: bool) -> int:
-        """How many tokens extraction may have in a step, at most `most`.
+    def tokens_within(self, seconds: float, most: int, *, quiet: bool, least: int = 1) -> int:
+        """How many tokens extraction may have in a step, at most `most`; fewer than `least` are of no use.
 
         `quiet`: the whole step may take `seconds` (and holds a few tokens at least); otherwise that is what
         extraction may add to it, and nothing may fit.
@@ -73,10 +73,11 @@ class StepCost:
         if seconds <= 0 or most <= 0:
             return 0
         if quiet:
-            return min(most, max(_fitting(self._quiet, seconds), _FIRST_TOKENS))
+            return min(most, max(_fitting(self._quiet, seconds), _FIRST_TOKENS, least))
         tokens = _fitting(self._busy or self._quiet, seconds)
-        self._declined = 0 if tokens else self._declined + 1
-        return min(most, tokens or int(self._declined % _TRY_AGAIN == 0))
+        self._declined = 0 if tokens >= least else self._declined + 1
+        tries = self._declined > 0 and self._declined % _TRY_AGAIN == 0
+        return min(most, max(tokens, least) if tries else tokens)
 
     def tries_whole(self, seconds: float, tokens: int) -> bool:
         """Whether a prompt that is computed whole may join production's step although it does not fit.
