@@ -63,6 +63,12 @@ def test_redis_with_acl_and_tls_and_nothing_said_that_should_not_be(cluster: Clu
 
     logs = {name: cluster.log(name) for name in ("api", "worker")}
     lines = {name: [json.loads(line) for line in text.splitlines()] for name, text in logs.items()}
+    [serves] = [line for line in lines["api"] if line["event"] == "serves"]
+    assert (serves["address"], serves["governor"]) == (base(cluster), "on")
+    assert (serves["store"], serves["engines"]) == (
+        str(cluster.store.root),
+        [f"http://127.0.0.1:{cluster.engine_port}"],
+    )
     sealed = [line for line in lines["worker"] if "rows sealed" in line["event"]]
     assert [(line["job"], line["batch"]) for line in sealed] == [(said, 0)]
     rejected = [line for line in lines["worker"] if line["event"] == "a row made no sample"]

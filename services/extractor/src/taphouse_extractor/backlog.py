@@ -13,6 +13,7 @@ from taphouse.ledger import Ledger
 from taphouse.store import Store
 from taphouse.wire import Consumer, Unconsumed
 from taphouse_extractor.consumers import named, registered
+from taphouse_extractor.trouble import Trouble
 
 __all__ = ["Backlog"]
 
@@ -44,11 +45,13 @@ class Backlog:
 
     def run(self, stop: threading.Event) -> None:
         """Keep the count up to date until `stop` is set."""
+        trouble = Trouble(log, "backlog")
         while not stop.is_set():
             try:
                 counted = self.look(COUNTED_BY_THREAD).counted
+                trouble.over()
             except TaphouseError as error:
-                log.warning("backlog: %s", error)
+                trouble.met(error)
                 counted = True
             stop.wait(LOOK_EVERY_S if counted else 0.01)
 

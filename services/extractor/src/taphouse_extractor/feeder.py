@@ -25,6 +25,7 @@ from taphouse_extractor.leases import Leases, Tries
 from taphouse_extractor.progress import Progress
 from taphouse_extractor.records import BatchRef, JobRecord, Records
 from taphouse_extractor.spooling import drop_abandoned
+from taphouse_extractor.trouble import Trouble
 
 __all__ = ["Feeder", "FeederLimits"]
 
@@ -77,11 +78,13 @@ class Feeder:
 
     def run(self, stop: threading.Event, every_s: float) -> None:
         """Feed until `stop` is set. Whatever is away (Redis, the store) is waited for."""
+        trouble = Trouble(log, "feeder")
         while not stop.is_set():
             try:
                 self.step()
+                trouble.over()
             except (redis.RedisError, TaphouseError, ExtractorError, OSError) as error:
-                log.warning("feeder: %s", error)
+                trouble.met(error)
             except Exception:
                 log.exception("feeder: unexpected; it tries again")
             stop.wait(every_s)

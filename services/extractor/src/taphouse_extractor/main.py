@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -49,6 +48,7 @@ from taphouse_extractor.records import BatchRef, Records
 from taphouse_extractor.retention import Retention, RetentionPolicy
 from taphouse_extractor.retries import Retries
 from taphouse_extractor.samples import Samples
+from taphouse_extractor.serving import Server
 from taphouse_extractor.settings import Settings
 from taphouse_extractor.spool import Limits
 from taphouse_extractor.sums import SumKeeper, Sums
@@ -294,20 +294,13 @@ def run_api(settings: Settings) -> None:
     config = uvicorn.Config(
         app, host=settings.host, port=settings.port, log_level="warning", access_log=False
     )
-    _Server(config, app.state.context.pulse.leaving).run()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's, which waits for open answers when it is told to end; streams hear of it by `leaving`."""
-
-    def __init__(self, config: uvicorn.Config, leaving: threading.Event) -> None:
-        super().__init__(config)
-        self._leaving = leaving
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On SIGTERM and SIGINT."""
-        self._leaving.set()
-        super().handle_exit(sig, frame)
+    facts = {
+        "version": __version__,
+        "store": settings.store,
+        "engines": [engine.url for engine in settings.each_engine()],
+        "governor": "on" if settings.governor else "off",
+    }
+    Server(config, app.state.context.pulse.leaving, facts).run()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from taphouse_extractor.governor.report import Follower, Report, merged, read_re
 from taphouse_extractor.governor.state import AUTO, Observation, Order, State
 from taphouse_extractor.governor.verdicts import Bounds
 from taphouse_extractor.governor.view import view_of
+from taphouse_extractor.trouble import Trouble
 
 __all__ = ["Governed", "Governor"]
 
@@ -99,12 +100,14 @@ class Governor:
 
     def run(self, stop: threading.Event, every_s: float) -> None:
         """Govern until `stop` is set. Whatever is away (Redis, an engine) is waited for."""
+        trouble = Trouble(log, "governor")
         while not stop.is_set():
             began = self._monotonic()
             try:
                 self.step()
+                trouble.over()
             except redis.RedisError as error:
-                log.warning("governor: %s", error)
+                trouble.met(error)
             except Exception:
                 log.exception("governor: unexpected; it tries again")
             stop.wait(max(0.05, every_s - (self._monotonic() - began)))
