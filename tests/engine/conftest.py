@@ -16,6 +16,7 @@ from tests.engine.launch import Engine, launch
 
 FLAGS = ["--max-model-len", "2048", "--max-num-seqs", "32"]
 FAULTY = ["--worker-extension-cls", "tests.engine.faults.FaultyExtension", "--max-model-len", "2048"]
+FAULTY += ["--weight-transfer-config", '{"backend": "file"}']
 ROOT = str(Path(__file__).resolve().parents[2])
 OFTEN = {"TAPHOUSE_TAP_PROOF_INTERVAL_S": "0.001"}
 """Every capture is proven."""

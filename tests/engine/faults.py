@@ -1,5 +1,7 @@
 """A worker extension for tests: the tap's own, plus RPCs that break it on purpose and mend it again.
 
+It also gives vLLM a weight transfer engine, `file`, that needs no GPU.
+
 `TEST_TAP_FAULT` breaks what happens while the engine starts: `import`, or `load_model:<rank>`.
 """
 
@@ -24,6 +26,13 @@ from taphouse_tap.worker import HiddenStatesExtension  # noqa: E402
 def _raise(*_: Any, **__: Any) -> Any:
     raise RuntimeError("broken on purpose")
 
+
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory  # noqa: E402
+
+if "file" not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(
+        "file", "tests.engine.weights_from_file", "FileWeightTransferEngine"
+    )
 
 if FAULT.startswith("load_model:"):
     from vllm.distributed.parallel_state import get_tensor_model_parallel_rank

@@ -61,6 +61,36 @@ def test_captures_follow_reloaded_weights_with_a_fingerprint_of_their_own(
     assert_equals_reference(tiny_llama(), capture(engine, prompt=prompt(300, 2), max_tokens=9))
 
 
+def control(engine: Engine, route: str, **body: object) -> None:
+    """One call of a trainer's to vLLM."""
+    response = httpx.post(f"{engine.url}/{route}", json=body, timeout=120)
+    assert response.status_code == 200, response.text
+
+
+def update(engine: Engine, checkpoint: Path, parts: int = 3) -> list[str]:
+    """Send weights as a trainer does; returns what capture was after every call before the last."""
+    control(engine, "start_weight_update")
+    seen = [status(engine)["capture"]]
+    for part in range(parts):
+        chunk = {"checkpoint": str(checkpoint), "part": part, "parts": parts}
+        control(engine, "update_weights", update_info=chunk)
+        seen.append(status(engine)["capture"])
+    control(engine, "finish_weight_update")
+    return seen
+
+
+def test_captures_follow_weights_that_a_trainer_sends(faulty_engine: Engine, trained: Path) -> None:
+    """`start_weight_update`, chunks by `update_weights`, `finish_weight_update`: no sample in between."""
+    engine = faulty_engine
+    old = status(engine)["fingerprint_id"]
+    assert set(update(engine, trained)) == {"off"}
+    until(lambda: status(engine)["capture"] == "on" and status(engine)["fingerprint_id"] != old)
+    assert_equals_reference(trained, capture(engine, prompt=prompt(300, 2), max_tokens=9, ignore_eos=True))
+    update(engine, tiny_llama())
+    until(lambda: status(engine)["capture"] == "on" and status(engine)["fingerprint_id"] == old)
+    assert_equals_reference(tiny_llama(), capture(engine, prompt=prompt(300, 2), max_tokens=9))
+
+
 def test_a_capture_that_straddles_a_change_fails_and_leaves_nothing(
     faulty_engine: Engine, trained: Path
 ) -> None:
