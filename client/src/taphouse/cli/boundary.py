@@ -166,7 +166,12 @@ _WHERE = {
     "job_id": "see what there is with `taphouse jobs`",
     "name": "see what there is with `taphouse shards`",
 }
-_CONFLICT = {"mode": "set TAPHOUSE_EXTRACTOR_GOVERNOR=true where the API starts"}
+_CONFLICT = {
+    "again": "add --again for another job of them",
+    "consumer": "see how far it is with `taphouse consumers`",
+    "Idempotency-Key": "send it again when that has ended",
+    "mode": "set TAPHOUSE_EXTRACTOR_GOVERNOR=true where the API starts",
+}
 _TOO_LARGE = {
     "rows": "queue them with `taphouse enqueue`",
     "line": "shorten that row, or leave it out",
@@ -175,6 +180,7 @@ _TOO_LARGE = {
 _WRONG = {
     "rows": "correct that row",
     "line": "correct that row",
+    "Idempotency-Key": "give another --key",
     "path": "name a file below the service's dataset roots, or upload it: leave --server-path out",
 }
 """By the first word of `param`, which names what of a request is wrong."""

@@ -101,8 +101,8 @@ class Repeats:
         made = before is not None and before.spooled  # who died before that holds no lock
         if before is not None and made and not self._again and not self._records.cancelled(before.id):
             raise Conflict(
-                f"these rows were enqueued with the same options before, as job {before.id}; "
-                "again=true enqueues them again",
+                f"these rows were enqueued with the same options before, as job {before.id}, "
+                "and this request doesn't say `again`",
                 param="again",
             )
         put_json(self._records.store, path, claim)
