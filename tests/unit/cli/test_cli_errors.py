@@ -51,7 +51,7 @@ def test_every_refusal_is_one_line_and_its_exit_code(cli, api, status, exit_code
          "send it again when that has ended"),
         ("enqueue -", "/v1/jobs", (422, "the key made another job", "Idempotency-Key"), 4,
          "give another --key"),
-        ("consumers forget a", "/v1/consumers/a", (409, "a is running: stop it first", "consumer"), 4,
+        ("consumers forget a", "/v1/consumers/a/forget", (409, "a is running: stop it first", "consumer"), 4,
          "see how far it is with `taphouse consumers`"),
         ("jobs job-a", "/v1/jobs/job-a", (404, "no", "job_id"), 4, "see what there is with `taphouse jobs`"),
         ("shards get a", "/v1/shards/a.safetensors", (404, "no", "name"), 4,
