@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import os
+import shlex
 import subprocess
 import sys
 
@@ -204,11 +205,41 @@ def test_help_needs_no_client_and_no_numpy():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_reader_that_goes_away_is_no_error():
-    code = "from taphouse.cli.main import main; main()"
-    command = f"'{sys.executable}' -c '{code}' --help | true; exit ${{PIPESTATUS[0]}}"
+COMMAND = [sys.executable, "-c", "from taphouse.cli.main import main; main()"]
+
+
+@pytest.mark.parametrize(
+    ("given", "exit_code"), [(["--help"], 0), (["enqueue", "-", "--dry-run", "-o", "json"], 0), (["no"], 2)]
+)
+def test_a_reader_that_goes_away_is_no_error(given, exit_code):
+    read, write = os.pipe()
+    os.close(read)
+    rows = {"input": '{"prompt": "x"}', "text": True}
+    try:
+        done = subprocess.run([*COMMAND, *given], stdout=write, stderr=subprocess.PIPE, check=False, **rows)
+        assert (done.returncode, done.stderr.startswith("error: No such command")) == (
+            exit_code,
+            exit_code > 0,
+        )
+        both = subprocess.run([*COMMAND, *given], stdout=write, stderr=write, check=False, **rows)
+        assert both.returncode == exit_code
+    finally:
+        os.close(write)
+
+
+@pytest.mark.parametrize(
+    ("shell", "exit_code", "said"),
+    [
+        ("--help >&-", 0, ""),
+        ("--version 1>&- 2>&- <&-", 0, ""),
+        ("no -o json 2>&-", 2, ""),
+        ("extract <&-", 2, "error: all prompts are empty · do this: give at least one that holds text\n"),
+    ],
+)
+def test_a_stream_that_is_closed_at_the_start_is_nowhere(shell, exit_code, said):
+    command = f"exec {shlex.join(COMMAND)} {shell}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stderr == ""
+    assert (done.returncode, done.stdout, done.stderr) == (exit_code, "", said)
 
 
 def test_a_locale_without_the_signs_stops_nothing(tmp_path):

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -52,6 +52,7 @@ class Boundary(TyperGroup):
     ) -> Any:
         """Run with `args` (default: the process's) and exit the process."""
         given = sys.argv[1:] if args is None else list(args)
+        _open_closed()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # a locale without some sign shows another, and goes on
                 stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
@@ -88,17 +89,18 @@ def _guarded(run: Callable[[], int], debug: bool) -> int:
     try:
         return run()
     except BrokenPipeError:
-        _discard_stdout()
+        _discard(sys.stdout)
         return ExitCode.OK
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # rich and typer exit with 1 then
+            _discard(sys.stdout)
             return ExitCode.OK
         raise
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except Exception as error:
         if debug:
-            print(clean(traceback.format_exc()), file=sys.stderr)
+            _tell(traceback.format_exc())
         message, advice, code = describe(error)
         _say(message, "report it" if debug and advice == DEBUG else advice)
         return code
@@ -190,12 +192,27 @@ def _say(message: str, advice: str | None) -> None:
     line = " ".join(message.split())
     if advice:
         line = f"{line} · do this: {' '.join(advice.split())}"
-    print(clean(f"error: {line}"), file=sys.stderr, flush=True)
+    _tell(f"error: {line}")
 
 
-def _discard_stdout() -> None:
+def _tell(text: str) -> None:
+    """Write to stderr, if anybody reads it."""
+    try:
+        print(clean(text), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
     """Let the interpreter's last flush go nowhere instead of failing."""
     try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):  # stdout has no descriptor: nothing to flush into
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (OSError, ValueError):  # it has no descriptor: nothing to flush into
         return
+
+
+def _open_closed() -> None:
+    """Streams that were closed at the start are nowhere; what is opened later doesn't get their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
