@@ -103,6 +103,24 @@ def test_extract_replaces_a_file_only_when_told(cli):
         assert len(shard) == 2
 
 
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("command", [["extract", "x"], ["shards", "get", "a"]])
+def test_a_link_is_written_through(cli, api, make, command, there):
+    api.files = {"a.safetensors": make("shard")}
+    link, disk = Path("s.safetensors"), Path("disk")
+    disk.mkdir()
+    link.symlink_to("disk/kept.safetensors")
+    if there:
+        (disk / "kept.safetensors").write_text("mine")
+        assert cli(*command, "--out", str(link)).exit_code == 2
+        assert link.read_text() == "mine"
+    result = cli(*command, "--out", str(link), *(["--force"] if there else []))
+    assert result.exit_code == 0 and "s.safetensors" in result.stdout
+    assert link.is_symlink() and [path.name for path in disk.iterdir()] == ["kept.safetensors"]
+    with open_shard("disk/kept.safetensors"):
+        pass
+
+
 def test_an_extraction_that_fails_leaves_nothing_behind(cli, api):
     before = set(Path().iterdir())
     api.refuse["/v1/extract"] = (503, "busy")

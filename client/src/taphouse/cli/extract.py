@@ -137,14 +137,15 @@ def _staged(out: Path | None, force: bool) -> Iterator[Path]:
     Raises:
         UsageProblem: the place is taken, or nothing can be written there.
     """
-    directory, name = (Path(), "extract") if out is None else (out.parent, out.name)
+    place = out or Path("extract")
     try:
+        place = _behind(place)
         if out is not None and out.exists() and not (force and out.is_file()):
             raise UsageProblem(f"{out} exists already", "give another --out, or --force for a file")
-        descriptor, staged = tempfile.mkstemp(dir=directory, prefix=f".{name}.")
+        descriptor, staged = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
     except OSError as error:
         raise UsageProblem(
-            f"{out or 'the shard'} can't be written into {directory}: {error.strerror}",
+            f"{out or 'the shard'} can't be written into {place.parent}: {error.strerror}",
             "give another place with --out",
         ) from error
     os.close(descriptor)
@@ -152,6 +153,11 @@ def _staged(out: Path | None, force: bool) -> Iterator[Path]:
         yield Path(staged)
     finally:
         Path(staged).unlink(missing_ok=True)
+
+
+def _behind(path: Path) -> Path:
+    """What a symbolic link points to, which is what is written; any other path as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def template_arguments(text: str | None) -> dict[str, Any] | None:
@@ -188,7 +194,7 @@ def _write(staged: Path, body: bytes, path: Path) -> None:
         umask = os.umask(0)
         os.umask(umask)
         staged.chmod(0o666 & ~umask)
-        staged.replace(path)
+        staged.replace(_behind(path))
     except OSError as error:
         raise CliError(f"{path} can't be written: {error.strerror}", "give another --out") from error
 

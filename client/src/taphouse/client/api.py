@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -209,10 +210,11 @@ class Taphouse:
         return parse(self._send("GET", "/v1/shards", params={"after": after, "limit": limit}), ShardList)
 
     def download(self, name: str, target: Path, progress: Progress | None = None) -> Path:
-        """Download a shard to `target` (a file or an existing directory): checked, then renamed."""
+        """Download a shard to `target` (a file, a link to one, or a directory): checked, then renamed."""
         if target.is_dir():
             target = target / name
-        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        real = Path(os.path.realpath(target))
+        part = real.with_name(f".{real.name}.{secrets.token_hex(4)}.part")
         digest, received = hashlib.sha256(), 0
         try:
             path, plain = f"/v1/shards/{segment(name)}", {"Accept-Encoding": "identity"}
@@ -228,7 +230,7 @@ class Taphouse:
                         if progress:
                             progress(len(chunk))
             check_download(name, answer, received, digest.hexdigest())
-            part.replace(target)
+            part.replace(real)
         finally:
             part.unlink(missing_ok=True)
         return target
