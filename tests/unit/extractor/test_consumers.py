@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import httpx
@@ -12,6 +13,7 @@ from tests.unit.extractor.test_backlog import Clock, backlog, consumer, sealed
 
 from taphouse.errors import Conflict, NotFound
 from taphouse.store import put_json
+from taphouse.wire import Check
 from taphouse_extractor import backlog as backlog_module
 from taphouse_extractor import consumers
 from taphouse_extractor.retention import Retention, RetentionPolicy
@@ -102,6 +104,25 @@ def test_a_record_that_no_consumer_writes_is_refused_by_its_name(bench: Bench, b
     put_json(bench.store, "consumers/odd.json", bad)
     sealed(bench, 2)
     assert "consumers/odd.json is no consumer's record" in (backlog(bench, 1).problem() or "")
+
+
+@pytest.mark.parametrize("bad", [b"not json", b"[]", b'{"cursor": -5}', b"\xff"])
+def test_the_doctor_shows_a_record_that_can_not_be_read_and_its_advice_works(
+    serve: Serve, bad: bytes
+) -> None:
+    service = serve()
+    put_json(service.bench.store, "consumers/good.json", {"cursor": 0, "updated_at": time.time()})
+    service.bench.store.put("consumers/odd.json", bad)
+
+    def shown() -> dict[str, Check]:
+        return {check.check: check for check in service.client.doctor() if "consumer" in check.check}
+
+    checks = shown()
+    assert (checks["consumer good"].ok, checks["consumer odd"].ok) == (True, False)
+    assert "consumers/odd.json is no" in checks["consumer odd"].detail
+    assert "`taphouse consumers forget odd`" in (checks["consumer odd"].advice or "")
+    service.client.forget_consumer("odd")
+    assert set(shown()) == {"consumer good"}
 
 
 def test_a_copied_record_goes_by_its_own_name(bench: Bench) -> None:

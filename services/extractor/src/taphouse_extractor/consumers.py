@@ -10,12 +10,12 @@ import re
 
 from pydantic import ValidationError
 
-from taphouse.errors import StoreBusy, StoreError
+from taphouse.errors import NotInStore, StoreBusy, StoreError
 from taphouse.store import Store, read_json
 from taphouse.wire import Consumer
 from taphouse_extractor.errors import Conflict, NotFound
 
-__all__ = ["forget", "named", "names", "read", "registered"]
+__all__ = ["forget", "named", "names", "read", "readable", "registered"]
 
 log = logging.getLogger(__name__)
 SILENT_S = 300.0
@@ -36,6 +36,25 @@ def read(store: Store, name: str) -> Consumer:
         return Consumer.model_validate({**read_json(store, path), "name": name})
     except (ValidationError, TypeError) as error:
         raise StoreError(f"{path} is no consumer's record", path=path) from error
+
+
+def readable(store: Store, head: int) -> tuple[list[Consumer], dict[str, StoreError]]:
+    """What trainers say of themselves, with how many of `head` ledger entries they have before them.
+
+    And why the others' records can't be read, by their names. Raises `StoreError` where there can be no list.
+    """
+    found, unread = [], {}
+    for name in names(store):
+        try:
+            consumer = read(store, name)
+        except NotInStore:
+            continue  # it was forgotten meanwhile
+        except StoreError as error:
+            unread[name] = error
+            continue
+        lag = None if consumer.cursor is None else max(0, head - consumer.cursor)
+        found.append(consumer.model_copy(update={"lag": lag}))
+    return found, unread
 
 
 def registered(store: Store) -> list[Consumer]:

@@ -12,10 +12,11 @@ from typing import Any
 
 import redis
 
-from taphouse.errors import TaphouseError
+from taphouse.errors import StoreError, TaphouseError
 from taphouse.slices import start_id_of
 from taphouse.store import Store
 from taphouse.wire import Check, Consumer, Worker
+from taphouse_extractor import consumers
 from taphouse_extractor.abreast import abreast
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.errors import EngineError
@@ -23,7 +24,6 @@ from taphouse_extractor.gate import Gate
 from taphouse_extractor.governor.panel import Panel
 from taphouse_extractor.governor.report import read_report
 from taphouse_extractor.leases import Leases
-from taphouse_extractor.overview import read_consumers
 
 __all__ = ["Doctor"]
 
@@ -115,12 +115,13 @@ class Doctor:
 
     def _check_consumers(self) -> list[Check]:
         try:
-            consumers = read_consumers(self._store, self._ledger_head())
+            found, unread = consumers.readable(self._store, self._ledger_head())
         except TaphouseError as error:
             return [Check(check="consumers", ok=False, detail=error.message, advice=error.advice or None)]
-        if not consumers:
+        if not found and not unread:
             return [Check(check="consumers", ok=True, detail="no trainer has followed the ledger yet")]
-        return [_consumer(consumer, time.time()) for consumer in consumers]
+        now = time.time()
+        return [*(_consumer(consumer, now) for consumer in found), *map(_unread, unread.items())]
 
 
 def _consumer(consumer: Consumer, now: float) -> Check:
@@ -144,6 +145,15 @@ def _consumer(consumer: Consumer, now: float) -> Check:
         detail=f"{where}, heard of {age:.0f} s ago",
         advice=f"{advice}. For good: `taphouse consumers forget {consumer.name}`" if quiet else None,
     )
+
+
+def _unread(consumer: tuple[str, StoreError]) -> Check:
+    name, error = consumer
+    advice = (
+        "Deletions wait for it, and feeding where unconsumed bytes are bounded. Its trainer writes it anew: "
+        f"start that. For good: `taphouse consumers forget {name}`"
+    )
+    return Check(check=f"consumer {name}", ok=False, detail=error.message, advice=advice)
 
 
 def _ask(engine: Engine) -> dict[str, Any] | EngineError:

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 import redis
 
-from taphouse.errors import StoreError
 from taphouse.ledger import Ledger
 from taphouse.store import Store
 from taphouse.wire import (
     Batches,
-    Consumer,
     Governor,
     Job,
     JobState,
@@ -34,7 +32,7 @@ from taphouse_extractor.standing import Live, stand
 from taphouse_extractor.states import Standing
 from taphouse_extractor.tally import Tally
 
-__all__ = ["Figures", "Overview", "read_consumers"]
+__all__ = ["Figures", "Overview"]
 
 WINDOWS_S = (60.0, 300.0)
 
@@ -179,7 +177,7 @@ class Overview:
             workers=list(live.workers),
             engines=self._monitors.views,
             governor=self._governor(),
-            consumers=read_consumers(self._store, head),
+            consumers=consumers.readable(self._store, head)[0],
             unconsumed=self._unconsumed(),
             retention=self._retention(),
             ledger_head=head,
@@ -243,16 +241,3 @@ def _eta(rows_left: int, jobs: list[JobProgress], now: float) -> float | None:
 
 def _sum(batches: list[dict[str, int]]) -> Batches:
     return Batches(**{name: sum(counts[name] for counts in batches) for name in Batches.model_fields})
-
-
-def read_consumers(store: Store, head: int) -> list[Consumer]:
-    """What trainers say of themselves, with how many ledger entries they have before them."""
-    found = []
-    for name in consumers.names(store):
-        try:
-            consumer = consumers.read(store, name)
-        except StoreError:
-            continue
-        lag = None if consumer.cursor is None else max(0, head - consumer.cursor)
-        found.append(consumer.model_copy(update={"lag": lag}))
-    return found
