@@ -145,7 +145,7 @@ class _Breaks:
         step = tap._link.step
 
         def nonsense(told: Any) -> Any:
-            return step(Step(told.at, told.arrival, [(number, "many") for number, _ in told.parts]))
+            return step(Step(told.at, told.arrival, [(number, "many", None) for number, *_ in told.parts]))
 
         return [_replace(tap._link, "step", nonsense)]
 
@@ -213,6 +213,16 @@ class _Breaks:
             rows.marks[:, 0] = rows.marks[::-1, 0].copy()
 
         return _change_rows(tap, reverse)
+
+    @staticmethod
+    def later(tap: Any) -> list[Callable[[], None]]:
+        """Each generated row seems to be of the next position."""
+
+        def shift(rows: Any) -> None:
+            if len(rows.marks) == 1:
+                rows.marks[:, 0] += 1
+
+        return _change_rows(tap, shift)
 
     @staticmethod
     def chunk(tap: Any) -> list[Callable[[], None]]:

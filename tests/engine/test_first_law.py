@@ -114,8 +114,9 @@ def test_a_capture_in_flight_is_answered_at_once_when_the_breaker_trips(
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("mapping", "row 0 is missing"),
+        ("mapping", "begin at position 1, the scheduler says 0"),
         ("positions", "not consecutive"),
+        ("later", "begin at position 301, the scheduler says 300"),
         ("chunk", "is missing"),
         ("graph", "did not write it"),
         ("one_layer", "did not write it"),
@@ -137,13 +138,13 @@ def test_wrong_rows_are_caught_and_the_client_gets_no_sample(
 def test_two_requests_mistaken_for_each_other_are_caught(mended: Engine, rank: int | None) -> None:
     """Equally long prompts, other tokens: positions can all be right where they are computed in one step.
 
-    Where they are a step apart a row is missing as well, or the ranks disagree.
+    Where they are a step apart they begin elsewhere than the scheduler says, or the ranks disagree.
     """
     rpc(mended, "taphouse_break", "swapped", rank)
     prompts = [prompt(30, 1), prompt(30, 2)]
     answer = post(mended, prompt=prompts, max_tokens=12, ignore_eos=True)
     assert answer.status_code == 500
-    caught = "another request's rows|rank 0 has|is missing"
+    caught = "another request's rows|rank 0 has|the scheduler says"
     assert re.search(caught, answer.json()["error"]["message"])
     assert status(mended)["capture"] == "on"
 

@@ -86,6 +86,13 @@ def test_positions_that_cannot_be_are_an_error(tmp_path: Path, positions: list[i
         put(capture, marks_at(positions), rows_at(positions))
 
 
+def test_rows_that_begin_elsewhere_than_the_scheduler_says_are_an_error(tmp_path: Path) -> None:
+    capture = capture_of(opened(tmp_path), prompt_len=3, max_rows=8)
+    assert capture.place(marks_at([1, 2]), 1) == range(1, 3)
+    with pytest.raises(BadRows, match="begin at position 1, the scheduler says 0"):
+        capture.place(marks_at([1, 2]), 0)
+
+
 def test_rows_of_another_requests_tokens_are_an_error(tmp_path: Path) -> None:
     """As when two requests of one length are mistaken for each other: positions alone say nothing."""
     capture = capture_of(opened(tmp_path), prompt_len=3, max_rows=8)
@@ -133,7 +140,7 @@ class Bench:
             self.area.marks[at : at + count] = marks_at(positions)
             at += count
         self.area.words[Word.ARRIVED] += 1
-        return Step(7, int(self.area.words[Word.ARRIVED]), [(number, n) for number, _, n in parts])
+        return Step(7, int(self.area.words[Word.ARRIVED]), [(number, n, None) for number, _, n in parts])
 
     def step(self, *parts: tuple[int, int, int]) -> None:
         self.writer.handle(self.rows(*parts))
@@ -195,7 +202,7 @@ def test_a_row_that_the_graph_did_not_write_fails_its_capture_only(
     infinity = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}[dtype]
     rows[:8] = infinity
     rows[2, 1, -1] = nan
-    writer.handle(Step(0, 0, [(0, 4), (1, 4)]))
+    writer.handle(Step(0, 0, [(0, 4, 0), (1, 4, 0)]))
     writer.handle(Finish(1))
     bad, good = (read_trailer(start.slice_paths(opt_in.tag)[0]) for opt_in in opt_ins)
     assert good.error is None
@@ -292,7 +299,7 @@ def test_a_writer_whose_engine_is_gone_waits_for_no_rows_and_leaves_no_part(benc
     number = bench.capture()
     bench.step((number, 0, 3))
     bench.ended = True
-    bench.writer.handle(Step(0, 99, [(number, 1)]))
+    bench.writer.handle(Step(0, 99, [(number, 1, None)]))
     bench.writer.drop()
     assert not list(bench.start.directory.glob("*.part"))
 

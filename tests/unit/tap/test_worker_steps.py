@@ -106,11 +106,20 @@ def test_the_rows_of_those_who_opted_in_are_taken(bench: Bench) -> None:
     bench.step({"a": 4, "b": 5, "c": 3}, new)
     (step,) = bench.queue.of(Step)
     assert bench.queue.tags == [one.tag, two.tag]
-    assert (step.at, step.parts, step.arrival) == (0, [(0, 4), (1, 3)], 1)
+    assert (step.at, step.parts, step.arrival) == (0, [(0, 4, 0), (1, 3, 0)], 1)
     assert bench.staging.area.marks[:7, 0].tolist() == [0, 1, 2, 3, 0, 1, 2]
-    bench.step({"b": 1, "c": 1}, finished_req_ids=["a"])
+    bench.step({"b": 1, "c": 1}, finished_req_ids=["a"], computed={"c": 3, "b": 5})
     assert [item.number for item in bench.queue.of(Finish)] == [0]
-    assert bench.queue.of(Step)[1].parts == [(1, 1)]
+    assert bench.queue.of(Step)[1].parts == [(1, 1, 3)]
+
+
+def test_the_schedulers_positions_are_not_asked_beside_drafts(bench: Bench) -> None:
+    """It counts drafts as computed before it knows whether they were accepted."""
+    bench.worker.vllm_config.speculative_config = object()
+    _, extra = bench.admit()
+    bench.step({"a": 4}, (new_request("a", 4, extra),))
+    bench.step({"a": 3}, computed={"a": 4})
+    assert [step.parts for step in bench.queue.of(Step)] == [[(0, 4, None)], [(0, 3, None)]]
 
 
 def test_a_step_without_captures_takes_nothing(bench: Bench) -> None:
@@ -164,7 +173,7 @@ def test_a_preempted_request_goes_on(bench: Bench) -> None:
     bench.step({"a": 4}, (new_request("a", 4, extra),))
     bench.step({"b": 1}, preempted_req_ids=["a"])
     bench.step({"a": 4}, (new_request("a", 4, extra),))
-    assert [step.parts for step in bench.queue.of(Step)] == [[(0, 4)]] * 2
+    assert [step.parts for step in bench.queue.of(Step)] == [[(0, 4, 0)]] * 2
     assert (bench.counters.preempted, bench.counters.forged) == (1, 0)
 
 

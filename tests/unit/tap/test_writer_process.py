@@ -56,7 +56,7 @@ class Bench:
         arrival = int(self.area.words[Word.ARRIVED]) + 1
         if arrives:
             self.area.words[Word.ARRIVED] = arrival
-        return self.link.step(Step(at, arrival, [(number, count)]))
+        return self.link.step(Step(at, arrival, [(number, count, None)]))
 
     def error(self, opt_in: OptIn) -> str | None:
         until(lambda: self.start.slice_paths(opt_in.tag))
@@ -111,7 +111,7 @@ def test_a_full_socket_refuses_steps_and_loses_nothing_else(bench: Bench) -> Non
     opt_in, number = bench.capture()
     until(lambda: bench.area.words[Word.HANDLED] == 1)
     os.kill(bench.link.process.pid, signal.SIGSTOP)
-    while bench.link.step(Step(0, 0, [(99, 0)] * 500)):
+    while bench.link.step(Step(0, 0, [(99, 0, None)] * 500)):
         pass
     for _ in range(100):  # more than fits any more
         bench.link.put(Fail(98, "x" * 5000))
@@ -156,7 +156,7 @@ def test_a_writer_that_stopped_answering_is_ended(bench: Bench, monkeypatch: pyt
 
 def test_an_error_in_the_writer_trips_the_breaker_and_the_process_stays(bench: Bench) -> None:
     opt_in, number = bench.capture()
-    bench.link.put(Step(0, 0, [(number, "many")]))  # type: ignore[arg-type,list-item]
+    bench.link.put(Step(0, 0, [(number, "many", None)]))  # type: ignore[arg-type,list-item]
     assert "error in writer: TypeError" in str(bench.error(opt_in))
     until(lambda: bench.breaker.tripped)
     assert "TypeError" in str(bench.breaker.reason) and bench.link.process.poll() is None
@@ -221,7 +221,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
 def test_messages_come_back_as_they_were(message: Message) -> None:
     back = decode(encode(message))
     if isinstance(back, Step):
-        back = Step(back.at, back.arrival, [(number, count) for number, count in back.parts])
+        back = Step(back.at, back.arrival, [tuple(part) for part in back.parts])
     assert back == message
 
 

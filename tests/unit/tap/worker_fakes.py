@@ -112,6 +112,11 @@ class Output:
     scheduled_new_reqs: Sequence[Any] = ()
     finished_req_ids: Sequence[str] = ()
     preempted_req_ids: Sequence[str] | None = None
+    computed: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def scheduled_cached_reqs(self) -> Any:
+        return SimpleNamespace(req_ids=list(self.computed), num_computed_tokens=list(self.computed.values()))
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -121,6 +126,7 @@ class Output:
 def new_request(request_id: str, prompt_len: int, extra_args: Any) -> Any:
     return SimpleNamespace(
         req_id=request_id,
+        num_computed_tokens=0,
         prompt_token_ids=tokens_at(range(prompt_len)).tolist(),
         sampling_params=SimpleNamespace(extra_args=extra_args),
     )
@@ -129,7 +135,8 @@ def new_request(request_id: str, prompt_len: int, extra_args: Any) -> Any:
 def worker_running(*request_ids: str, v2: bool = False) -> Any:
     batch = SimpleNamespace(input_batch=SimpleNamespace(req_ids=list(request_ids)))
     runner = SimpleNamespace(execute_model_state=batch) if v2 else batch
-    return SimpleNamespace(model_runner=runner, use_v2_model_runner=v2)
+    config = SimpleNamespace(speculative_config=None)
+    return SimpleNamespace(model_runner=runner, use_v2_model_runner=v2, vllm_config=config)
 
 
 class Norm(nn.Module):

@@ -21,9 +21,10 @@ touched                                               for
 `runner.model_memory_usage`                           the tap's device memory counts as the model's
 V1 `runner.input_batch.req_ids`                       order of requests in the batch, after a forward
 V2 `runner.execute_model_state.input_batch.req_ids`   the same; valid until tokens are sampled
-`SchedulerOutput`: `scheduled_new_reqs`,              who is new, how many rows each has, who is gone
-`num_scheduled_tokens`, `total_num_scheduled_tokens`,
-`finished_req_ids`, `preempted_req_ids`
+`SchedulerOutput`: `scheduled_new_reqs`,              who is new, how many rows each has, where they
+`scheduled_cached_reqs`, `num_scheduled_tokens`,      begin, who is gone
+`total_num_scheduled_tokens`, `finished_req_ids`,
+`preempted_req_ids`
 `reload_weights`, `start_`, `finish_`,                wrapped: the fingerprint follows the weights
 `update_weights`, `reset_weights`, `sleep`,
 `discard`, `wake_up`
@@ -337,6 +338,18 @@ def batch_rows(worker: Any, scheduler_output: Any) -> Iterator[tuple[str, int, i
         raise RuntimeError(
             f"the batch has {first} rows and the scheduler says {scheduler_output.total_num_scheduled_tokens}"
         )
+
+
+def first_positions(worker: Any, scheduler_output: Any) -> dict[str, int]:
+    """Return the position of each request's first row in this step, as the scheduler counts.
+
+    Empty beside drafts: there it counts ahead, before it knows how many were accepted.
+    """
+    if worker.vllm_config.speculative_config is not None:
+        return {}
+    cached = scheduler_output.scheduled_cached_reqs
+    known = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    return known | {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
 
 
 def config_file(model: str, revision: str | None) -> Path | None:

@@ -43,13 +43,14 @@ class Capture:
         if self._file is not None:
             self._file.abort()
 
-    def place(self, marks: NDArray[np.int64]) -> range:
+    def place(self, marks: NDArray[np.int64], told: int | None = None) -> range:
         """Return where the rows with these recorded `marks` [n, 2] go, and note that they are there.
 
-        A mark is a row's position and token id. The first rows are to be written with `write` before anything
-        else happens to the capture. Later ones win, so recomputed and rejected rows come out right. Rows past
-        `max_rows` have no place. Raises `BadRows` when the marks were not recorded, the positions are not
-        consecutive, or a token is not the prompt's, and what making the file raises.
+        A mark is a row's position and token id; `told` is the first position by the scheduler, where it is
+        exact. The first rows are to be written with `write` before anything else happens to the capture.
+        Later ones win, so recomputed and rejected rows come out right. Rows past `max_rows` have no place.
+        Raises `BadRows` when the marks were not recorded, the positions are not consecutive or not the
+        scheduler's, or a token is not the prompt's, and what making the file raises.
         """
         positions, token_ids = marks[:, 0], marks[:, 1]
         first, count = int(positions[0]), len(positions)
@@ -57,6 +58,8 @@ class Capture:
             raise BadRows("the graph recorded no positions: it runs without the tap")
         if count > 1 and not (np.diff(positions) == 1).all():
             raise BadRows(f"positions {positions[:8].tolist()}... of one chunk are not consecutive")
+        if told is not None and first != told:
+            raise BadRows(f"the rows begin at position {first}, the scheduler says {told}")
         kept = min(count, self._max_rows - first)
         if kept <= 0:
             return range(first, first)

@@ -27,12 +27,13 @@ class Admit:
 class Step:
     """Rows of an engine step, from row `at` of the area on, whole once `arrival` steps have arrived.
 
-    `parts` are (number of the capture, rows) and lie one after the other.
+    `parts` are (number of the capture, rows, position of the first row by the scheduler or None where that is
+    not exact) and lie one after the other.
     """
 
     at: int
     arrival: int
-    parts: Sequence[tuple[int, int]]
+    parts: Sequence[tuple[int, int, int | None]]
 
 
 @dataclass(frozen=True)

@@ -84,27 +84,28 @@ class Steps:
             self._link.fail_all(f"capture is off: {self._breaker.reason}")
 
     def _take(self, scheduler_output: Any) -> None:
-        parts: list[tuple[int, int]] = []
+        parts: list[tuple[int, int, int | None]] = []
+        positions = compat.first_positions(self._worker, scheduler_output)
         runs: list[tuple[int, int]] = []
         for request_id, first, count in compat.batch_rows(self._worker, scheduler_output):
             number = self._active.get(request_id)
             if number is None:
                 continue
-            parts.append((number, count))
+            parts.append((number, count, positions.get(request_id)))
             if runs and sum(runs[-1]) == first:
                 runs[-1] = (runs[-1][0], runs[-1][1] + count)
             else:
                 runs.append((first, count))
         if not parts:
             return
-        at = self._link.take_rows(sum(count for _, count in parts))
+        at = self._link.take_rows(sum(count for _, count, _ in parts))
         if at is None:
             why = "the host memory for rows on their way is full"
         elif self._link.step(Step(at, self._staging.move(runs, at), parts)):
             return
         else:
             why = "the writer takes no more messages"
-        for number, _ in parts:
+        for number, _, _ in parts:
             self._drop(number, why, retry=True)
 
     def _admit(self, new: compat.NewRequest) -> None:

@@ -131,18 +131,18 @@ class Writer:
 
     def _write(self, step: Step) -> None:
         words, first = self._area.words, 0
-        end = step.at + sum(count for _, count in step.parts)
+        end = step.at + sum(count for _, count, _ in step.parts)
         raw, marks = self._area.rows[step.at : end], self._area.marks[step.at : end]
         unwritten = self._unwritten(raw)
         pieces: list[tuple[int, Piece]] = []
         before: dict[int, tuple[float, float]] = {}
-        for number, count in step.parts:
+        for number, count, told in step.parts:
             span, first = slice(first, first + count), first + count
             capture = self._captures.get(number)
             if capture is not None:
                 try:
                     before[number] = capture.spent
-                    cut = self._pieces(capture, raw[span], marks[span], unwritten[span])
+                    cut = self._pieces(capture, raw[span], marks[span], unwritten[span], told)
                     pieces += [(number, piece) for piece in cut]
                 except _FAILS_ONE as error:
                     self._fail_for(number, error)
@@ -163,6 +163,7 @@ class Writer:
         raw: NDArray[np.uint8],
         marks: NDArray[np.int64],
         unwritten: NDArray[np.bool_],
+        told: int | None,
     ) -> list[Piece]:
         """Place a part's rows in its capture, and cut them so that threads can share the writing."""
         if unwritten.any():
@@ -171,7 +172,7 @@ class Writer:
                 f"row {row} of a chunk has NaN at tapped layer number {layer}: the graph did not write it "
                 "(it runs without the tap), or the model made it"
             )
-        place = capture.place(marks)
+        place = capture.place(marks, told)
         self._area.words[Word.ROWS] += len(place)
         return [Piece(capture, *piece) for piece in capture.pieces(place.start, raw[: len(place)])]
 
