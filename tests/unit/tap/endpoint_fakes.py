@@ -117,6 +117,7 @@ class FakeEngine:
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
     seen: list[tuple[list[int], CaptureRequest, int | None]] = field(default_factory=list)
+    ranked: list[int] = field(default_factory=list)
 
     async def generate(
         self,
@@ -131,6 +132,7 @@ class FakeEngine:
         wanted = slices.verify_opt_in(self.start.secret, opt_in)
         assert self.start.is_claimed(wanted.tag)
         self.seen.append((token_ids, request, dp_rank))
+        self.ranked.append(top)
         self.running.add(request_id)
         try:
             if self.hangs or len(self.seen) > self.hang_from:

@@ -115,6 +115,21 @@ def test_the_canary_opens_capture_and_leaves_nothing(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
+@pytest.mark.parametrize(("interval_s", "ranked"), [(60.0, 5), (0.0, 0)])
+def test_the_canary_asks_the_engine_for_what_proofs_will(
+    tmp_path: Path, interval_s: float, ranked: int
+) -> None:
+    """vLLM compiles that when it is first asked for, and production waits."""
+    bench = make_bench(tmp_path, proof_interval_s=interval_s)
+
+    async def go() -> None:
+        await bench.ready()
+        assert bench.engine.ranked == [ranked]
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [

@@ -1,8 +1,12 @@
 """The canary: a small capture whose last-layer states must reproduce the tokens the engine itself chose.
 
 The endpoint captures a few greedy tokens like any request. The ranks then apply the final norm and the head
-to the captured rows, in one RPC, and compare. Until it passes the endpoint captures for nobody. The result
-lies in the start's directory, so that all API servers of an engine go by the last canary, whoever ran it.
+to the captured rows, in one RPC, and compare. Until it passes the endpoint captures for nobody. It asks for
+top tokens like a proof, since vLLM compiles what ranks them when that is first asked for: production stands
+still meanwhile (1.4 s on a CPU), at the engine's start and not in the middle of its work.
+
+The result lies in the start's directory, so that all API servers of an engine go by the last canary, whoever
+ran it.
 """
 
 from __future__ import annotations
@@ -74,7 +78,9 @@ class Canary:
         check: Check,
         dp_size: int,
         weights_epoch: int,
+        top: int = 0,
     ) -> None:
+        """`top`: how many tokens a row proofs ask the engine for."""
         self._file = start.directory / RESULT_FILE
         self._admission = admission
         self._collector = collector
@@ -82,6 +88,7 @@ class Canary:
         self._model = model
         self._check = check
         self._dp_size = dp_size
+        self._top = top
         self._one_at_a_time = asyncio.Lock()
         self._epoch = weights_epoch
         self._own = Result(weights_epoch=weights_epoch)
@@ -146,7 +153,7 @@ class Canary:
         claims = await self._admission.admit([prompt], request.max_tokens, self._collector, paced=False)
         try:
             capture = await self._collector.capture(
-                request, prompt, claims[0], dp_rank if self._dp_size > 1 else None
+                request, prompt, claims[0], dp_rank if self._dp_size > 1 else None, self._top
             )
             if capture.weights_epoch != self._epoch:
                 raise _Mismatch("the engine's weights changed while it ran")

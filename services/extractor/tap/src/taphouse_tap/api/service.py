@@ -21,7 +21,7 @@ from taphouse_tap.api.collect import Collector, Engine
 from taphouse_tap.api.isolation import Isolation
 from taphouse_tap.api.latency_reports import LatencyReports
 from taphouse_tap.api.metrics import Metrics
-from taphouse_tap.api.proof import Proofs
+from taphouse_tap.api.proof import TOP, Proofs
 from taphouse_tap.api.refusals import CaptureOff
 from taphouse_tap.api.rendering import Tokenizer
 from taphouse_tap.api.requests import ModelFacts
@@ -212,6 +212,7 @@ class Service:
             check=self._server.check,
             dp_size=self._server.dp_size,
             weights_epoch=weights_epoch,
+            top=TOP if self.settings.proof_interval_s else 0,
         )
 
     async def _tidy(self) -> None:
