@@ -45,13 +45,16 @@ def test_a_misspelt_setting_is_refused_and_the_right_name_said(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    started: list[Settings] = []
+    monkeypatch.setattr(main_module, "work", started.append)
+    monkeypatch.setattr(main_module, "run_api", started.append)
     file = tmp_path / "settings.env"
     file.write_text("TAPHOUSE_EXTRACTOR_REDIS_URI=a-secret\n" if where == "file" else "")
     if where == "environment":
         monkeypatch.setenv("TAPHOUSE_EXTRACTOR_REDIS_URI", "a-secret")
     with pytest.raises(SystemExit) as ended:
         main_module.main([command, "--store", str(tmp_path), "--env-file", str(file)])
-    assert ended.value.code == 2
+    assert (ended.value.code, started) == (2, [])
     assert capsys.readouterr().err == (
         "taphouse-extractor: TAPHOUSE_EXTRACTOR_REDIS_URI: there is no such setting; "
         "did you mean TAPHOUSE_EXTRACTOR_REDIS_URL?\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import httpx
@@ -108,15 +109,17 @@ def test_a_server_says_once_where_it_serves(caplog: pytest.LogCaptureFixture) ->
     server = Server(
         uvicorn.Config(app, port=0, lifespan="off", log_level="warning"), leaving, {"governor": "on"}
     )
+    thread = threading.Thread(target=server.run, daemon=True)
     with caplog.at_level(logging.INFO, "taphouse_extractor"):
-        thread = threading.Thread(target=server.run)
         thread.start()
-        while not caplog.records:
-            assert thread.is_alive()
-            thread.join(0.01)
-        [line] = caplog.records
-        status = httpx.get(line.address).status_code
-        server.handle_exit(15, None)
-        thread.join()
+        try:
+            until = time.monotonic() + 10
+            while not caplog.records and time.monotonic() < until:
+                thread.join(0.01)
+            [line] = caplog.records
+            status = httpx.get(line.address).status_code
+        finally:
+            server.handle_exit(15, None)
+            thread.join(10)
     assert (line.getMessage(), line.governor, status) == ("serves", "on", 204)
-    assert leaving.is_set()
+    assert leaving.is_set() and not thread.is_alive()
