@@ -248,8 +248,9 @@ def run(server: Server, captures: int, leaving: int, images: int) -> bool:
     customers = [threading.Thread(target=chatting, args=(n * 10**6,)) for n in range(6)]
     for customer in customers:
         customer.start()
-    began = time.monotonic()
     with ThreadPoolExecutor(16) as pool:
+        beside_chats = list(pool.map(server.look, range(images)))
+        began = time.monotonic()
         gone = [pool.submit(server.leave, 5000 + n) for n in range(leaving)]
         looking = [pool.submit(server.look, seed) for seed in range(images)]
         found = list(pool.map(server.capture, range(captures)))
@@ -282,8 +283,9 @@ def run(server: Server, captures: int, leaving: int, images: int) -> bool:
         pinned_bytes_afterwards=[rank["memory"]["pinned_bytes"] for rank in left["ranks"]],
         forged_answered=forged_code,
         images=images,
-        images_failed=sum(code != 200 for code, _ in [*alone, *seen]),
+        images_failed=sum(code != 200 for code, _ in [*alone, *beside_chats, *seen]),
         images_answered_otherwise_than_alone=sum(a != b for a, b in zip(alone, seen, strict=True)),
+        the_same_without_captures=sum(a != b for a, b in zip(alone, beside_chats, strict=True)),
         image_that_opted_in=opted_in,
         counters=left["counters"],
         mode=left["mode"],
