@@ -285,7 +285,7 @@ def run(server: Server, captures: int, leaving: int, images: int) -> bool:
         images=images,
         images_failed=sum(code != 200 for code, _ in [*alone, *beside_chats, *seen]),
         images_answered_otherwise_than_alone=sum(a != b for a, b in zip(alone, seen, strict=True)),
-        the_same_without_captures=sum(a != b for a, b in zip(alone, beside_chats, strict=True)),
+        images_answered_otherwise_beside_chats=sum(a != b for a, b in zip(alone, beside_chats, strict=True)),
         image_that_opted_in=opted_in,
         counters=left["counters"],
         mode=left["mode"],
@@ -293,7 +293,9 @@ def run(server: Server, captures: int, leaving: int, images: int) -> bool:
         canary=left["canary"],
     )
     clean = left["in_flight"]["claims"] == 0 and all(r["memory"]["pinned_bytes"] == 0 for r in left["ranks"])
-    pictures = all(code == 200 for code, _ in [*alone, *seen]) and (opted_in is None or opted_in[0] == 422)
+    pictures = all(code == 200 for code, _ in [*alone, *beside_chats, *seen]) and (
+        opted_in is None or opted_in[0] == 422
+    )
     return good == len(found) and all(chats) and clean and pictures and forged_code in (200, 400)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -173,6 +174,31 @@ def test_nothing_is_extracted_beside_production_that_drafts(
     for captured in captures:
         check(captured, 3)
     assert speculating.drafted()[0] > before
+
+
+def test_a_prompt_of_one_token_begins_beside_production_that_drafts(
+    speculating: Speculating, quota: Callable[..., None]
+) -> None:
+    """vLLM pads it to a step of a decode with drafts, and passes it by where fewer tokens are left."""
+    engine, enough = speculating.engine, threading.Event()
+    quota(note="room", busy_ms=1000.0, ttl_s=600)
+
+    def serve(n: int) -> int:
+        answered = 0
+        while not enough.is_set():
+            answered += len(complete(engine, repeating(30, 60 + n), max_tokens=200)["token_ids"])
+        return answered
+
+    with ThreadPoolExecutor(4) as pool:
+        served = [pool.submit(serve, n) for n in range(3)]
+        try:
+            until(lambda: metric(engine, "vllm:num_requests_running") == 3)
+            for n in range(6):
+                one = pool.submit(capture, engine, prompt=prompt(1, 700 + n), max_tokens=3, ignore_eos=True)
+                check(one.result(timeout=20), 3)
+        finally:
+            enough.set()
+        assert all(one.result() for one in served)
 
 
 def test_captures_that_give_way_to_production_that_drafts_are_whole(

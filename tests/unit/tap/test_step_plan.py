@@ -78,6 +78,21 @@ def test_one_that_computes_again_what_it_had_generated_does_so_in_pieces() -> No
     assert plan(view(running=[running("a", need=300)]), quota(), 16).allowed == {"a": 16}
 
 
+def test_what_vllm_would_not_begin_with_the_tokens_that_are_left_is_not_admitted() -> None:
+    """A prompt of one token beside drafts: a step of a decode, or nothing."""
+    there = view(waiting=[Waiting("a", 4, 2, least=4)], production=Production(1, need=4, blocks=2))
+    assert plan(there, quota(), 3).admit == ()
+    made = plan(there, quota(), 6)
+    assert (made.admit, made.tokens) == (("a",), 8)
+
+
+def test_the_least_is_what_the_oldest_that_can_go_on_has_use_for() -> None:
+    drafts, prompt, waits = running("a", 4, generates=True), running("b", 90), Waiting("c", 4, 2, least=4)
+    assert view(running=[drafts, prompt]).least == 4, "a younger one's token must not keep it waiting"
+    assert view(running=[running("a", 0, generates=True), prompt], waiting=[waits]).least == 1
+    assert view(waiting=[waits]).least == 4 and view().least == 1
+
+
 def test_alone_the_last_block_can_be_filled() -> None:
     last = view(running=[running("a", need=1, blocks=99)], free_blocks=0)
     assert plan(last, quota(), 16).allowed == {"a": 1}

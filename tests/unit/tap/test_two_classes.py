@@ -32,6 +32,7 @@ class FakeScheduler:
     fails: str | None = None
     preempted: list[str] = field(default_factory=list)
     whole_prompts: bool = False
+    drafts: int = 0
 
     def _called(self, name: str) -> None:
         if name == self.fails:
@@ -52,7 +53,9 @@ class FakeScheduler:
         return Production(len(ours), len(ours), len(ours), len(waiting), 3 * len(waiting))
 
     def running(self, request: Request) -> Running | None:
-        return Running(request.id, 50, 4, 8, False) if request.state == "running" else None
+        if request.state != "running":
+            return None
+        return Running(request.id, 1 + self.drafts if self.drafts else 50, 4, 8, bool(self.drafts))
 
     def waiting(self, request: Request) -> Waiting | None:
         return Waiting(request.id, 50, 8) if request.state == "waiting" else None
@@ -201,3 +204,18 @@ def test_a_whole_prompt_that_does_not_fit_is_tried_beside_production_once_in_a_w
     assert policy.counts["admitted"] == 0
     policy.before()
     assert policy.counts["admitted"] == 1
+
+
+def test_where_nothing_fits_one_with_drafts_is_tried_with_all_of_them_once_in_a_while() -> None:
+    scheduler = FakeScheduler(drafts=3)
+    scheduler.add(Request("p", "running"))
+    ours = Request("a", "running")
+    policy = policy_of(scheduler, ours)
+    policy.cost.observe(1, 0, 0.01)
+    policy.cost.observe(1, 1, 10.0)
+    seen = []
+    for _ in range(128):
+        policy.before()
+        seen.append(ours.allowed)
+        policy.after()
+    assert (seen.count(0), seen[-1]) == (127, 4)

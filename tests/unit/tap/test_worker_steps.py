@@ -115,7 +115,7 @@ def test_the_rows_of_those_who_opted_in_are_taken(bench: Bench) -> None:
 
 def test_the_schedulers_positions_are_not_asked_beside_drafts(bench: Bench) -> None:
     """It counts drafts as computed before it knows whether they were accepted."""
-    bench.worker.vllm_config.speculative_config = object()
+    bench.worker.vllm_config.num_speculative_tokens = 3
     _, extra = bench.admit()
     bench.step({"a": 4}, (new_request("a", 4, extra),))
     bench.step({"a": 3}, computed={"a": 4})

@@ -135,7 +135,7 @@ def new_request(request_id: str, prompt_len: int, extra_args: Any) -> Any:
 def worker_running(*request_ids: str, v2: bool = False) -> Any:
     batch = SimpleNamespace(input_batch=SimpleNamespace(req_ids=list(request_ids)))
     runner = SimpleNamespace(execute_model_state=batch) if v2 else batch
-    config = SimpleNamespace(speculative_config=None)
+    config = SimpleNamespace(num_speculative_tokens=0)
     return SimpleNamespace(model_runner=runner, use_v2_model_runner=v2, vllm_config=config)
 
 

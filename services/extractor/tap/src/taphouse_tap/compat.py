@@ -345,7 +345,7 @@ def first_positions(worker: Any, scheduler_output: Any) -> dict[str, int]:
 
     Empty beside drafts: there it counts ahead, before it knows how many were accepted.
     """
-    if worker.vllm_config.speculative_config is not None:
+    if worker.vllm_config.num_speculative_tokens:
         return {}
     cached = scheduler_output.scheduled_cached_reqs
     known = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))

@@ -18,6 +18,7 @@ touched                                                  for
 `.coordinator.free`, `.single_type_managers`, the        0.22.1 only: there unhashed blocks queue up behind
 pool's `.free_block_queue`                               the cached ones, unless they are put in front
 `SchedulerOutput.preempted_req_ids`                      0.22.1 only: names those preempted before the step
+`.num_spec_tokens`                                       what a prompt of one token is padded with
 `Request.num_tokens_with_spec`                           how vLLM knows what a running request may compute
 `Request.priority`                                       extraction is preempted first under either policy
 =======================================================  ====================================================
@@ -203,6 +204,7 @@ class VllmScheduler:
         self._scheduler = scheduler
         self._tokens = int(scheduler.max_num_scheduled_tokens)
         self.whole_prompts = not scheduler.scheduler_config.enable_chunked_prefill
+        self._drafts = int(scheduler.num_spec_tokens)
         self._groups = max(1, len(scheduler.kv_cache_config.kv_cache_groups))
         self._told = hasattr(scheduler, "reset_preempted_req_ids")
         self._preempted: set[str] = set()
@@ -253,7 +255,10 @@ class VllmScheduler:
 
         if request.status.name not in ("WAITING", "PREEMPTED"):
             return None
-        return Waiting(request.request_id, request.num_tokens, self._reserved(request), request.priority)
+        # Beside drafts vLLM pads a prompt of one token to a step of a decode, or leaves it for another step.
+        least = 1 + self._drafts if request.num_tokens == 1 else 1
+        tokens = max(request.num_tokens, least)
+        return Waiting(request.request_id, tokens, self._reserved(request), request.priority, least)
 
     def is_gone(self, request: Any) -> bool:
         """Whether it ended."""

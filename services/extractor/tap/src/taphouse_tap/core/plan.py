@@ -36,13 +36,14 @@ class Running:
 class Waiting:
     """An extraction request that waits: tokens of its prompt, blocks it may come to hold.
 
-    The smallest `priority` begins first.
+    The smallest `priority` begins first, in a step that has `least` tokens for it.
     """
 
     id: str
     tokens: int
     reserved: int
     priority: int = 0
+    least: int = 1
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ class View:
     block_size: int
     whole: bool = False
 
+    @property
+    def least(self) -> int:
+        """The fewest tokens that are of use to whose turn it is: the oldest that runs, else the first."""
+        oldest = next((request.least for request in self.running if request.need), 0)
+        return oldest or next((request.least for request in self.waiting), 1)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -102,7 +109,7 @@ def plan(view: View, quota: Quota, tokens: int, *, tries_whole: bool = False) ->
     blocks = view.free_blocks + freed - wanted
     tokens = 0 if quota.stopped else tokens
     passes = (tries_whole and not quota.stopped) or (tokens > 0 and not production.running)
-    allowed, left, blocks = _allow(kept, tokens, blocks, view.block_size, leaves=wanted > 0)
+    allowed, left, blocks = _allow(kept, tokens, blocks, view.block_size, within_free=wanted > 0)
     if production.waiting:
         return Plan(allowed, preempt)
     if view.whole and view.waiting and passes:
@@ -129,11 +136,11 @@ def _preempt(view: View) -> tuple[str, ...]:
 
 
 def _allow(
-    running: Sequence[Running], tokens: int, blocks: int, block_size: int, *, leaves: bool
+    running: Sequence[Running], tokens: int, blocks: int, block_size: int, *, within_free: bool
 ) -> tuple[dict[str, int], int, int]:
     """Tokens for those that run, oldest first; returns what is left of tokens and blocks too.
 
-    `leaves`: nobody gets more than the free blocks surely hold, since the others are production's.
+    `within_free`: nobody gets more than the free blocks surely hold, since the others are production's.
     """
     allowed: dict[str, int] = {}
     for request in running:
@@ -141,7 +148,7 @@ def _allow(
         if grant < request.least:
             grant = 0
         takes = -(-grant // block_size) + 1 if grant else 0
-        if leaves and takes > max(blocks, 0):
+        if within_free and takes > max(blocks, 0):
             grant = takes = 0
         allowed[request.id] = grant
         tokens -= grant
@@ -159,7 +166,7 @@ def _admit(
     admitted: list[str] = []
     for request in view.waiting:
         fits = reserved + request.reserved <= share or (reserved == 0 and share > 0)
-        if len(admitted) >= slots or tokens <= 0 or not fits or request.reserved > blocks:
+        if len(admitted) >= slots or tokens < request.least or not fits or request.reserved > blocks:
             break
         if view.whole and request.tokens > tokens:
             break

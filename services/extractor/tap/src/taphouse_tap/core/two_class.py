@@ -175,8 +175,7 @@ class TwoClasses:
         view, quota = self._view(), self._quota()
         quiet = self.quiet and not (view.production.running or view.production.waiting)
         budget = quota.quiet_ms if quiet else quota.busy_ms
-        least = min((request.least for request in view.running if request.need), default=1)
-        tokens = self.cost.tokens_within(budget / 1000, view.tokens, quiet=quiet, least=least)
+        tokens = self.cost.tokens_within(budget / 1000, view.tokens, quiet=quiet, least=view.least)
         tries_whole = bool(
             view.whole
             and view.waiting

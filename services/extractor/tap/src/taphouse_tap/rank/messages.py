@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 MAX_BYTES = 1 << 17
-"""The largest message: a step of a thousand captures takes a tenth of it."""
+"""The largest message: a step of a thousand captures takes a seventh of it."""
 
 
 @dataclass(frozen=True)

@@ -85,12 +85,14 @@ class Steps:
 
     def _take(self, scheduler_output: Any) -> None:
         parts: list[tuple[int, int, int | None]] = []
-        positions = compat.first_positions(self._worker, scheduler_output)
         runs: list[tuple[int, int]] = []
+        positions: dict[str, int] | None = None
         for request_id, first, count in compat.batch_rows(self._worker, scheduler_output):
             number = self._active.get(request_id)
             if number is None:
                 continue
+            if positions is None:
+                positions = compat.first_positions(self._worker, scheduler_output)
             parts.append((number, count, positions.get(request_id)))
             if runs and sum(runs[-1]) == first:
                 runs[-1] = (runs[-1][0], runs[-1][1] + count)

@@ -1,10 +1,12 @@
-"""Extraction's freed KV blocks are reused before production's cached ones, whatever the version of vLLM."""
+"""vLLM's scheduler as the policy sees it: requests, free blocks and who reuses them, who was preempted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from taphouse_tap.compat_scheduler import VllmScheduler, _reuse_first
 
@@ -117,9 +119,49 @@ class Stock:
     max_num_scheduled_tokens: int = 8
     scheduler_config: Any = field(default_factory=lambda: SimpleNamespace(enable_chunked_prefill=True))
     kv_cache_config: Any = field(default_factory=lambda: SimpleNamespace(kv_cache_groups=[1]))
+    kv_cache_manager: Any = field(
+        default_factory=lambda: SimpleNamespace(
+            block_pool=SimpleNamespace(num_gpu_blocks=64), get_block_ids=lambda request_id: ([1, 2],)
+        )
+    )
+    block_size: int = 16
+    num_spec_tokens: int = 0
 
     def _preempt_request(self, request: Any, timestamp: float) -> None:
         assert request not in self.running and timestamp > 0
+
+
+def a_request(**facts: Any) -> Any:
+    """40 tokens of a prompt and 20 generated ones, as vLLM counts them."""
+    tokens = {"num_tokens": 60, "num_prompt_tokens": 40, "num_computed_tokens": 0, "num_tokens_with_spec": 60}
+    status = SimpleNamespace(name=facts.pop("state", "RUNNING"))
+    counts = {"num_output_placeholders": 0, "max_tokens": 100, "priority": 0, **tokens, **facts}
+    return SimpleNamespace(request_id="ours", status=status, **counts)
+
+
+@pytest.mark.parametrize(("computed", "generates"), [(0, False), (40, False), (58, False), (59, True)])
+def test_one_that_was_preempted_generates_again_once_all_its_tokens_are_computed(
+    computed: int, generates: bool
+) -> None:
+    ours = VllmScheduler(Stock([])).running(a_request(num_computed_tokens=computed))
+    assert (ours.need, ours.generates, ours.blocks) == (60 - computed, generates, 2)
+
+
+def test_no_request_is_thought_to_hold_more_blocks_than_there_are() -> None:
+    scheduler = VllmScheduler(Stock([]))
+    assert scheduler.running(a_request()).reserved == 10
+    assert scheduler.running(a_request(max_tokens=5000)).reserved == 63
+
+
+def test_beside_drafts_a_prompt_of_one_token_needs_a_step_of_a_decode() -> None:
+    one = a_request(state="WAITING", num_tokens=1, num_prompt_tokens=1)
+    plain, drafting = VllmScheduler(Stock([])), VllmScheduler(Stock([], num_spec_tokens=3))
+    assert [(found.tokens, found.least) for found in (plain.waiting(one), drafting.waiting(one))] == [
+        (1, 1),
+        (4, 4),
+    ]
+    longer = drafting.waiting(a_request(state="PREEMPTED"))
+    assert (longer.tokens, longer.least) == (60, 1)
 
 
 def test_what_was_preempted_before_a_step_is_named_in_it_once() -> None:
