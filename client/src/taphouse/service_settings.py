@@ -6,13 +6,19 @@ from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    DotEnvSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+)
+from pydantic_settings.sources import DotenvType
 
 __all__ = ["ServiceSettings", "settings_problems"]
 
 
 class ServiceSettings(BaseSettings):
-    """Settings of a class with an `env_prefix` and `extra="forbid"`, which holds for the environment too."""
+    """Settings of a class with an `env_prefix` and `extra="forbid"`, for environment and file too."""
 
     @classmethod
     def settings_customise_sources(
@@ -23,16 +29,31 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The usual ones; the environment's says unknown names, as the file's does."""
-        return init_settings, _Environment(settings_cls), dotenv_settings
+        """The usual ones, which say unknown names too: without a value, and the file's without the prefix."""
+        file = dotenv_settings.env_file if isinstance(dotenv_settings, DotEnvSettingsSource) else None
+        return init_settings, _Environment(settings_cls), _File(settings_cls, file)
 
 
 class _Environment(EnvSettingsSource):
     def __call__(self) -> dict[str, Any]:
-        prefix = self.env_prefix.lower()
-        known = {prefix + name for name in self.settings_cls.model_fields}
-        ours = {name: value for name, value in self.env_vars.items() if name.startswith(prefix)}
-        return {**super().__call__(), **{name: ours[name] for name in ours.keys() - known}}
+        return {**super().__call__(), **_unknown(self, self.env_prefix.lower())}
+
+
+class _File(DotEnvSettingsSource):
+    """All of its lines are this service's."""
+
+    def __init__(self, settings_cls: type[BaseSettings], file: DotenvType | None) -> None:
+        super().__init__(settings_cls, file, dotenv_filtering="only_existing")
+
+    def __call__(self) -> dict[str, Any]:
+        return {**super().__call__(), **_unknown(self, "")}
+
+
+def _unknown(source: EnvSettingsSource, start: str) -> dict[str, str | None]:
+    """Names that begin with `start` and are no setting's: in capitals, so that none is taken for a field."""
+    known = {source.env_prefix.lower() + name for name in source.settings_cls.model_fields}
+    names = (name for name in source.env_vars if name.startswith(start) and name not in known)
+    return {name.upper(): source.env_vars[name] for name in names}
 
 
 def settings_problems(error: ValidationError, settings: type[BaseSettings]) -> list[str]:
@@ -42,7 +63,7 @@ def settings_problems(error: ValidationError, settings: type[BaseSettings]) -> l
     for problem in error.errors(include_url=False, include_input=False, include_context=False):
         path = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
-            lines.append(_unknown(path.upper(), [prefix + name.upper() for name in settings.model_fields]))
+            lines.append(_no_such(path.upper(), prefix.upper(), settings))
             continue
         name = path.lower().removeprefix(prefix.lower())
         where = f"{prefix}{name.upper()} (--{name.replace('_', '-')})" if name else "settings"
@@ -50,6 +71,7 @@ def settings_problems(error: ValidationError, settings: type[BaseSettings]) -> l
     return lines
 
 
-def _unknown(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"{name}: there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
+def _no_such(name: str, prefix: str, settings: type[BaseSettings]) -> str:
+    known = [field.upper() for field in settings.model_fields]
+    near = get_close_matches(name.removeprefix(prefix), known, n=1)
+    return f"{name}: there is no such setting" + (f"; did you mean {prefix}{near[0]}?" if near else "")

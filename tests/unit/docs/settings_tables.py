@@ -20,10 +20,11 @@ HEAD = """# Configuration
 
 Made from the settings classes; a test holds this page against them. Every process reads its settings once,
 at its start. Order of force: command line, environment, file, default. A file of such lines is named by
-`--env-file` (extractor) or `--settings-file` (trainer). An unknown name is refused at the start: an option,
-a line of a file, and a variable that begins with `TAPHOUSE_TAP_`, `TAPHOUSE_EXTRACTOR_` or
-`TAPHOUSE_TRAINER_`. On Kubernetes a Service named `taphouse-extractor` makes such variables in every pod:
-set `enableServiceLinks: false`.
+`--env-file` (extractor) or `--settings-file` (trainer); it is that service's alone. An unknown name is
+refused at the start, with a value or without: an option, any line of a file, and a variable that begins
+with `TAPHOUSE_TAP_`, `TAPHOUSE_EXTRACTOR_` or `TAPHOUSE_TRAINER_`. On Kubernetes every Service whose name
+begins with `taphouse-tap`, `taphouse-extractor` or `taphouse-trainer` (also `taphouse-extractor-api`) makes
+such variables in the pods of its namespace: set `enableServiceLinks: false`.
 """
 
 PROCESSES: list[tuple[str, str, type[BaseSettings]]] = [

@@ -65,6 +65,40 @@ def test_a_misspelt_variable_is_refused_and_the_right_name_said(
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("LR=0.1", "LR: there is no such setting; did you mean TAPHOUSE_TRAINER_LR?"),
+        ("batchsize=1", "BATCHSIZE: there is no such setting; did you mean TAPHOUSE_TRAINER_BATCH_SIZE?"),
+        (
+            "TAPHOUSE_TRAINER_BATCHSIZE=",
+            "TAPHOUSE_TRAINER_BATCHSIZE: there is no such setting; did you mean TAPHOUSE_TRAINER_BATCH_SIZE?",
+        ),
+        ("TAPHOUSE_TRAINER_LERNING_RATE", "TAPHOUSE_TRAINER_LERNING_RATE: there is no such setting"),
+        ("TAPHOUSE_TRAINER_SERVICE_HOST=x", "TAPHOUSE_TRAINER_SERVICE_HOST: there is no such setting"),
+        ("TAPHOUSE_EXTRACTOR_STORE=", "TAPHOUSE_EXTRACTOR_STORE: there is no such setting"),
+        ("FOO=1", "FOO: there is no such setting"),
+    ],
+)
+def test_no_line_of_a_file_is_passed_over(
+    line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trainer.env"
+    file.write_text(f"# ours\nTAPHOUSE_TRAINER_SEED=1\n{line}\n")
+    assert main([*NEEDED, "--settings-file", str(file)]) == 2
+    assert capsys.readouterr().err == f"taphouse-trainer: {said}\n"
+
+
+@pytest.mark.parametrize("name", ["SERVICE_HOST", "PORT_8910_TCP_ADDR", "FOO"])
+def test_a_variable_that_is_like_no_setting_is_told_none(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LR", "another program's")
+    monkeypatch.setenv(f"TAPHOUSE_TRAINER_{name}", "x")
+    assert main(NEEDED) == 2
+    assert capsys.readouterr().err == f"taphouse-trainer: TAPHOUSE_TRAINER_{name}: there is no such setting\n"
+
+
 def test_settings_are_frozen() -> None:
     made = load_settings(NEEDED)
     with pytest.raises(ValidationError):
