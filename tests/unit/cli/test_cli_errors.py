@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -252,3 +253,62 @@ def test_a_locale_without_the_signs_stops_nothing(tmp_path):
         done = subprocess.run([*command, *more], capture_output=True, check=False, env=environment)
         assert (done.returncode, done.stderr) == (0, b"")
     assert json.loads(done.stdout)["options"]["stop"] == ["\u00e9"]
+
+
+AGAINST_A_FAKE = """
+import sys
+from tests.unit.cli.conftest import TOKEN, FakeApi, make_job
+from taphouse.cli import waiting
+from taphouse.cli.app import app
+from taphouse.client import Taphouse
+waiting.INTERVAL_S = 0.0
+api = FakeApi()
+api.later = [make_job(id="job-n", state="running", reason="no engine"), make_job(id="job-n", state="done")]
+app(sys.argv[1:], obj=lambda s: Taphouse(str(s.url), token=TOKEN, transport=api), prog_name="taphouse")
+"""
+
+
+@pytest.mark.parametrize(
+    ("gone", "given", "exit_code"),
+    [
+        ("stderr", ["enqueue", "-"], 0),  # its answer, then a note
+        ("stderr", ["enqueue", "-", "--wait", "-o", "json"], 0),  # notes, then its answer
+        ("stderr", ["enqueue", "-", "--wait", "--fail-on-error", "-o", "json"], 5),
+        ("stdout", ["enqueue", "-"], 0),
+        ("stdout", ["enqueue", "-", "--wait", "-o", "json"], 0),
+        ("stdout", ["jobs", "-o", "json"], 0),
+    ],
+)
+def test_without_a_reader_of_its_notes_a_command_goes_on_and_without_one_of_its_answer_it_ends(
+    gone, given, exit_code, tmp_path
+):
+    read, write = os.pipe()
+    os.close(read)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", AGAINST_A_FAKE, *given]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, gone: write}
+    try:
+        done = subprocess.run(
+            command,
+            input=b'{"prompt": "x"}\n',
+            check=False,
+            cwd=Path(__file__).parents[3],
+            env={**environment, "XDG_CONFIG_HOME": str(tmp_path)},
+            **streams,
+        )
+    finally:
+        os.close(write)
+    assert done.returncode == exit_code
+    if gone == "stderr":
+        assert b"job-n" in done.stdout
+    else:
+        assert b"Error" not in done.stderr and b"error" not in done.stderr
+
+
+def test_a_full_disk_under_stdout_is_an_error_with_its_own_exit_code():
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, "--version"], stdout=full, stderr=subprocess.PIPE, check=False, env=environment
+        )
+    assert done.returncode == ExitCode.UNEXPECTED and b"No space left" in done.stderr

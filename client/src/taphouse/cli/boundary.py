@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from taphouse.cli.clean import clean
 from taphouse.cli.exits import CliError, ExitCode
+from taphouse.cli.streams import discard, flush_last, open_closed
 
 __all__ = ["Boundary", "DefaultCommand"]
 
@@ -52,7 +52,7 @@ class Boundary(TyperGroup):
     ) -> Any:
         """Run with `args` (default: the process's) and exit the process."""
         given = sys.argv[1:] if args is None else list(args)
-        _open_closed()
+        open_closed()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # a locale without some sign shows another, and goes on
                 stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
@@ -63,7 +63,10 @@ class Boundary(TyperGroup):
             sys.stdout.flush()
             return code if isinstance(code, int) else ExitCode.OK
 
-        code = _guarded(run, debug="--debug" in given)
+        try:
+            code = _guarded(run, debug="--debug" in given)
+        finally:
+            flush_last()
         if not standalone_mode:
             return code
         sys.exit(code)
@@ -88,12 +91,12 @@ class DefaultCommand(TyperGroup):
 def _guarded(run: Callable[[], int], debug: bool) -> int:
     try:
         return run()
-    except BrokenPipeError:
-        _discard(sys.stdout)
+    except BrokenPipeError:  # of stdout: what is written to stderr survives that
+        discard(sys.stdout)
         return ExitCode.OK
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # rich and typer exit with 1 then
-            _discard(sys.stdout)
+            discard(sys.stdout)
             return ExitCode.OK
         raise
     except (KeyboardInterrupt, typer.Abort):
@@ -200,19 +203,4 @@ def _tell(text: str) -> None:
     try:
         print(clean(text), file=sys.stderr, flush=True)
     except BrokenPipeError:
-        _discard(sys.stderr)
-
-
-def _discard(stream: TextIO) -> None:
-    """Let the interpreter's last flush go nowhere instead of failing."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    except (OSError, ValueError):  # it has no descriptor: nothing to flush into
-        return
-
-
-def _open_closed() -> None:
-    """Streams that were closed at the start are nowhere; what is opened later doesn't get their numbers."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+        discard(sys.stderr)

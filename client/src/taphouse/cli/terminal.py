@@ -24,6 +24,7 @@ from rich.progress import (
 from rich.segment import Segment
 
 from taphouse.cli.clean import clean
+from taphouse.cli.streams import discard
 
 __all__ = ["SafeConsole", "Step", "bytes_bar", "consoles", "items_bar"]
 
@@ -35,15 +36,25 @@ PIPE_WIDTH = 250
 
 
 class SafeConsole(Console):
-    """A console that sends a terminal its own control codes and nobody else's: all text is cleaned here."""
+    """A console that sends a terminal its own control codes and nobody else's: all text is cleaned here.
 
-    def __init__(self, file: IO[str], width: int | None = None) -> None:
+    When the reader of its `file` goes away, `BrokenPipeError` is raised; one of `notes` falls silent instead.
+    """
+
+    def __init__(self, file: IO[str], width: int | None = None, *, notes: bool = False) -> None:
         super().__init__(file=file, width=width, highlight=False)
+        self._notes = notes
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """What is printed, in pieces; rich's control codes are pieces of their own."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=clean(segment.text))
+
+    def on_broken_pipe(self) -> None:
+        """What rich calls then."""
+        discard(self.file)
+        if not self._notes:
+            raise BrokenPipeError
 
 
 def consoles() -> tuple[SafeConsole, SafeConsole]:
@@ -51,7 +62,7 @@ def consoles() -> tuple[SafeConsole, SafeConsole]:
     out = SafeConsole(sys.stdout)
     if not out.is_terminal:
         out = SafeConsole(sys.stdout, PIPE_WIDTH)
-    return out, SafeConsole(sys.stderr)
+    return out, SafeConsole(sys.stderr, notes=True)
 
 
 @contextmanager
