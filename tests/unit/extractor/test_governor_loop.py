@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from tests.unit.extractor.governing import FakeRedis, Production
 
 from taphouse.store import LocalStore
 from taphouse.wire import GovernorMode, GovernorOrder
-from taphouse_extractor.errors import EngineTimeout
+from taphouse_extractor.errors import EngineTimeout, EngineUnavailable
 from taphouse_extractor.governor.loop import Governor
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.orders import Orders
@@ -283,6 +284,32 @@ def test_an_engine_that_restarts_is_followed_anew(
     run(governor, clock, 5)
     view = memory.view()
     assert view is not None and not view.stopped and engine.tap.quotas
+
+
+def test_an_engine_that_takes_no_quota_is_said_once_a_minute_and_when_it_does(
+    make: Make, engine: ModelledEngine, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing:
+        url, refuses = engine.url, True
+        status = staticmethod(engine.status)
+
+        def set_quota(self, quota: dict[str, Any]) -> None:
+            if self.refuses:
+                raise EngineUnavailable("it is full")
+            engine.set_quota(quota)
+
+    refusing = Refusing()
+    governor = make(engines=[refusing])
+    with caplog.at_level(logging.INFO):
+        run(governor, clock, 90)
+        refusing.refuses = False
+        run(governor, clock, 20)
+    said = [text for record in caplog.records if "the quota of" in (text := record.getMessage())]
+    assert [text.partition(" (for")[0].partition(" after")[0] for text in said] == [
+        "governor: the quota of http://modelled waits: it is full",
+        "governor: the quota of http://modelled waits",
+        "governor: the quota of http://modelled goes on",
+    ]
 
 
 def test_the_thread_outlives_every_error(make: Make, store: FakeRedis) -> None:

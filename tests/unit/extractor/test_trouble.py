@@ -1,4 +1,4 @@
-"""What is away for long is said once when it goes, once a minute, and once when it is back."""
+"""What is away is said when it goes, once a minute, and when it is back: each error once a minute."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -14,36 +15,20 @@ import uvicorn
 from tests.unit.extractor.conftest import Bench
 from tests.unit.extractor.governing import FakeRedis
 
+from taphouse.errors import StoreError
+from taphouse.wire import Unconsumed
+from taphouse_extractor import trouble as trouble_module
+from taphouse_extractor.backlog import Backlog
 from taphouse_extractor.feeder import Feeder, FeederLimits
 from taphouse_extractor.governor.loop import Governor
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.verdicts import Bounds
+from taphouse_extractor.leases import keep_renewing
+from taphouse_extractor.retention import Retention, RetentionPolicy
 from taphouse_extractor.serving import Server
 from taphouse_extractor.trouble import Trouble
 
 AWAY = redis.ConnectionError("Redis is away")
-
-
-def test_lost_and_back_are_said_at_once_and_between_them_a_line_a_minute(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    now = 1000.0
-    trouble = Trouble(logging.getLogger("test"), "feeder", lambda: now)
-    with caplog.at_level(logging.INFO):
-        trouble.over()
-        for _ in range(250):  # half a second each
-            trouble.met(AWAY)
-            now += 0.5
-        trouble.over()
-        trouble.over()
-        trouble.met(AWAY)
-    assert [record.getMessage() for record in caplog.records] == [
-        "feeder waits: Redis is away",
-        "feeder waits (for 60 s): Redis is away",
-        "feeder waits (for 120 s): Redis is away",
-        "feeder goes on after 125 s",
-        "feeder waits: Redis is away",
-    ]
 
 
 class Rounds(threading.Event):
@@ -58,6 +43,79 @@ class Rounds(threading.Event):
         if self.left == 0:
             self.set()
         return self.is_set()
+
+
+class Watched:
+    """A `Trouble` on a clock of its own, and what it said."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self.now, self._caplog = 1000.0, caplog
+        self._trouble = Trouble(logging.getLogger("test"), "feeder", lambda: self.now)
+        caplog.set_level(logging.INFO)
+
+    def rounds(self, *errors: Exception | None, every_s: float = 0.5) -> None:
+        """A round for each: it failed by that error, or went well."""
+        for error in errors:
+            if error is None:
+                self._trouble.over()
+            else:
+                self._trouble.met(error)
+            self.now += every_s
+
+    @property
+    def said(self) -> list[str]:
+        return [record.getMessage() for record in self._caplog.records]
+
+
+@pytest.fixture
+def watched(caplog: pytest.LogCaptureFixture) -> Watched:
+    return Watched(caplog)
+
+
+def test_lost_and_back_are_said_and_between_them_a_line_a_minute(watched: Watched) -> None:
+    watched.rounds(None, *[AWAY] * 250, *[None] * 30, AWAY)
+    assert watched.said == [
+        "feeder waits: Redis is away",
+        "feeder waits (for 60 s): Redis is away",
+        "feeder waits (for 120 s): Redis is away",
+        "feeder goes on after 125 s",
+        "feeder waits: Redis is away",
+    ]
+
+
+def test_another_error_is_said_at_once_and_each_once_a_minute(watched: Watched) -> None:
+    full = OSError("the disk is full")
+    watched.rounds(*[AWAY, AWAY, full, full] * 35)  # 70 s
+    assert watched.said == [
+        "feeder waits: Redis is away",
+        "feeder waits (for 1 s): the disk is full",
+        "feeder waits (for 60 s): Redis is away",
+        "feeder waits (for 61 s): the disk is full",
+    ]
+
+
+def test_a_round_that_goes_well_for_long_ends_it(watched: Watched) -> None:
+    watched.rounds(AWAY, None)
+    watched.now += 3600
+    watched.rounds(AWAY)
+    assert watched.said == ["feeder waits: Redis is away"] * 2
+
+
+def test_errors_that_never_say_the_same_do_not_fill_the_log(watched: Watched) -> None:
+    watched.rounds(*[OSError(f"try {n}") for n in range(100)])
+    assert len(watched.said) == 10
+
+
+@pytest.mark.parametrize("every_s", [0.5, 30.0])
+def test_a_loop_that_fails_every_other_round_is_in_trouble_all_the_time(
+    watched: Watched, every_s: float
+) -> None:
+    watched.rounds(*[AWAY, None] * int(90 / every_s), every_s=every_s)  # 180 s
+    assert watched.said == [
+        "feeder waits: Redis is away",
+        "feeder waits (for 60 s): Redis is away",
+        "feeder waits (for 120 s): Redis is away",
+    ]
 
 
 def feeder_of(bench: Bench) -> Feeder:
@@ -79,25 +137,71 @@ def governor_of(_: Bench) -> Governor:
     )
 
 
-@pytest.mark.parametrize("make", [feeder_of, governor_of])
-def test_a_loop_without_redis_does_not_fill_the_log(
+def retention_of(bench: Bench) -> Retention:
+    return Retention(bench.records, bench.ledger, RetentionPolicy("consumed"))
+
+
+def backlog_of(bench: Bench) -> Backlog:
+    return Backlog(bench.store, bench.ledger, 0)
+
+
+WELL = Unconsumed(shards=0, bytes=0, slowest=[], counted=True)
+FULL = StoreError("the disk is full")
+
+
+@pytest.fixture
+def calm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trouble_module, "CALM_S", 0.0)
+
+
+@pytest.mark.usefixtures("calm_at_once")
+@pytest.mark.parametrize(
+    ("make", "name", "error"),
+    [
+        (feeder_of, "step", AWAY),
+        (governor_of, "step", AWAY),
+        (retention_of, "step", FULL),
+        (backlog_of, "look", FULL),
+    ],
+)
+def test_a_loop_without_what_it_needs_does_not_fill_the_log(
     bench: Bench,
-    make: Callable[[Bench], Feeder | Governor],
+    make: Callable[[Bench], Any],
+    name: str,
+    error: Exception,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop, stop = make(bench), Rounds(30)
 
-    def step() -> bool:
+    def step(*_: object) -> Unconsumed:
         if stop.left > 10:
-            raise AWAY
-        return False
+            raise error
+        return WELL
 
-    monkeypatch.setattr(loop, "step", step)
+    setattr(loop, name, step)
     with caplog.at_level(logging.INFO):
-        loop.run(stop, 0.5)
+        loop.run(stop) if isinstance(loop, Backlog) else loop.run(stop, 0.5)
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2 and "waits: Redis is away" in said[0] and "goes on after" in said[1]
+    assert len(said) == 2 and f"waits: {error}" in said[0] and "goes on after" in said[1]
+
+
+@pytest.mark.usefixtures("calm_at_once")
+def test_a_worker_without_redis_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    tries, enough = list[int](), threading.Event()
+
+    def renew() -> None:
+        tries.append(1)
+        if len(tries) <= 20:
+            raise AWAY
+        if len(tries) == 30:
+            enough.set()
+
+    with caplog.at_level(logging.INFO), keep_renewing("the lease of a:1", renew, 0.001):
+        assert enough.wait(10)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the lease of a:1 waits: Redis is away",
+        "the lease of a:1 goes on after 0 s",
+    ]
 
 
 def test_a_server_says_once_where_it_serves(caplog: pytest.LogCaptureFixture) -> None:

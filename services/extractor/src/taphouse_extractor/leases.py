@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict
 
 from taphouse_extractor.errors import BatchBusy
 from taphouse_extractor.records import BatchRef
+from taphouse_extractor.trouble import Trouble
 
 __all__ = ["PRESENCE_TTL_S", "Client", "Leases", "Tries", "Waits", "connect", "keep_renewing"]
 
@@ -125,7 +126,7 @@ class Leases:
                 self._redis.eval(KEEP_IF_MINE, 1, key, value, self._ttl_ms)
 
         try:
-            with keep_renewing(renew, self.renew_every_s):
+            with keep_renewing(f"the lease of {ref}", renew, self.renew_every_s):
                 yield
         finally:
             self.drop(ref, holder)
@@ -232,16 +233,20 @@ class Leases:
 
 
 @contextmanager
-def keep_renewing(renew: Callable[[], None], every_s: float) -> Iterator[None]:
-    """Call `renew` now and every `every_s` seconds on a thread, whatever Redis said the time before."""
-    stop = threading.Event()
+def keep_renewing(what: str, renew: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Call `renew` now and every `every_s` seconds on a thread, whatever Redis said the time before.
+
+    `what` is renewed, and named in the log while Redis is away.
+    """
+    stop, trouble = threading.Event(), Trouble(log, what)
 
     def loop() -> None:
         while True:
             try:
                 renew()
+                trouble.over()
             except redis.RedisError as error:
-                log.warning("can't renew: %s", error)
+                trouble.met(error)
             if stop.wait(every_s):
                 return
 

@@ -230,7 +230,7 @@ def work(settings: Settings) -> None:
 
     url, queue = settings.redis(), settings.queue_name
     try:
-        with keep_renewing(present, PRESENCE_TTL_S / 5):
+        with keep_renewing(f"the sign of life of worker {name}", present, PRESENCE_TTL_S / 5):
             run_worker(url, queue, name=name, run=runner, on_death=died, enter=home.enter)
     finally:
         leases.absent(name)

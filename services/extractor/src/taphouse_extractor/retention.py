@@ -23,6 +23,7 @@ from taphouse.wire import Retention as View
 from taphouse_extractor.consumers import named, registered
 from taphouse_extractor.errors import NotFound
 from taphouse_extractor.records import DELETING, BatchRef, Records
+from taphouse_extractor.trouble import Trouble
 
 __all__ = ["Retention", "RetentionPolicy"]
 
@@ -67,13 +68,15 @@ class Retention:
 
     def run(self, stop: threading.Event, every_s: float) -> None:
         """Prune by the policy until `stop` is set; what is in the way is logged, and tried again."""
+        trouble = Trouble(log, "retention")
         while not stop.wait(every_s):
             try:
                 self.step()
+                trouble.over()
             except StoreBusy:
                 continue  # another API process prunes, or samples are being deleted
             except (TaphouseError, OSError) as error:
-                log.warning("retention: %s", error)
+                trouble.met(error)
             except Exception:
                 log.exception("retention: unexpected; it tries again")
 

@@ -59,6 +59,7 @@ class _Link:
     """One engine, and what this leader knows of it."""
 
     engine: Governed
+    trouble: Trouble
     follower: Follower = field(default_factory=Follower)
     report: Report | None = None
     problem: str | None = None
@@ -90,7 +91,10 @@ class Governor:
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._links = [_Link(engine) for engine in engines]
+        self._links = [
+            _Link(engine, Trouble(log, f"governor: the quota of {engine.url}", monotonic))
+            for engine in engines
+        ]
         self._memory, self._bounds, self._ttl_s, self._timeout_s = memory, bounds, ttl_s, timeout_s
         self._order = order
         self._name = name or f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
@@ -187,9 +191,10 @@ class Governor:
             ordered = self._state.stopped and self._state.mode is GovernorMode.STOPPED
             ttl_s = None if ordered else self._ttl_s  # a stop stands, whoever dies
             link.engine.set_quota({**quota, "note": note, "ttl_s": ttl_s})
+            link.trouble.over()
         except EngineError as error:
             link.refused = f"its quota can't be set: {error}"
-            log.warning("governor: %s: %s", link.engine.url, link.refused)
+            link.trouble.met(error)
 
     def _say(self, before: State) -> None:
         now = self._state
