@@ -137,9 +137,8 @@ def _staged(out: Path | None, force: bool) -> Iterator[Path]:
     Raises:
         UsageProblem: the place is taken, or nothing can be written there.
     """
-    place = out or Path("extract")
+    place = Path(os.path.realpath(out or "extract"))  # what a link points to is what is written
     try:
-        place = _behind(place)
         if out is not None and out.exists() and not (force and out.is_file()):
             raise UsageProblem(f"{out} exists already", "give another --out, or --force for a file")
         descriptor, staged = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
@@ -153,11 +152,6 @@ def _staged(out: Path | None, force: bool) -> Iterator[Path]:
         yield Path(staged)
     finally:
         Path(staged).unlink(missing_ok=True)
-
-
-def _behind(path: Path) -> Path:
-    """What a symbolic link points to, which is what is written; any other path as it is."""
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def template_arguments(text: str | None) -> dict[str, Any] | None:
@@ -194,7 +188,7 @@ def _write(staged: Path, body: bytes, path: Path) -> None:
         umask = os.umask(0)
         os.umask(umask)
         staged.chmod(0o666 & ~umask)
-        staged.replace(_behind(path))
+        staged.replace(os.path.realpath(path))
     except OSError as error:
         raise CliError(f"{path} can't be written: {error.strerror}", "give another --out") from error
 

@@ -213,7 +213,7 @@ class Taphouse:
         """Download a shard to `target` (a file, a link to one, or a directory): checked, then renamed."""
         if target.is_dir():
             target = target / name
-        real = Path(os.path.realpath(target))
+        real = Path(os.path.realpath(target))  # what a link points to is what is written
         part = real.with_name(f".{real.name}.{secrets.token_hex(4)}.part")
         digest, received = hashlib.sha256(), 0
         try:
