@@ -6,12 +6,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
 import pytest
 import redis
 import uvicorn
+from rq import Worker
+from rq.exceptions import StopRequested
 from tests.unit.extractor.conftest import Bench
 from tests.unit.extractor.governing import FakeRedis
 
@@ -23,6 +26,7 @@ from taphouse_extractor.feeder import Feeder, FeederLimits
 from taphouse_extractor.governor.loop import Governor
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.verdicts import Bounds
+from taphouse_extractor.jobs import BatchWorker, run_worker
 from taphouse_extractor.leases import keep_renewing
 from taphouse_extractor.retention import Retention, RetentionPolicy
 from taphouse_extractor.serving import Server
@@ -106,11 +110,12 @@ def test_errors_that_never_say_the_same_do_not_fill_the_log(watched: Watched) ->
     assert len(watched.said) == 10
 
 
-@pytest.mark.parametrize("every_s", [0.5, 30.0])
-def test_a_loop_that_fails_every_other_round_is_in_trouble_all_the_time(
-    watched: Watched, every_s: float
+@pytest.mark.parametrize(("well", "every_s"), [(1, 0.5), (3, 0.5), (1, 30.0)])
+def test_a_loop_that_fails_now_and_then_is_in_trouble_all_the_time(
+    watched: Watched, well: int, every_s: float
 ) -> None:
-    watched.rounds(*[AWAY, None] * int(90 / every_s), every_s=every_s)  # 180 s
+    again = [AWAY, *[None] * well]
+    watched.rounds(*again * int(180 / every_s / len(again)), every_s=every_s)
     assert watched.said == [
         "feeder waits: Redis is away",
         "feeder waits (for 60 s): Redis is away",
@@ -202,6 +207,73 @@ def test_a_worker_without_redis_does_not_fill_the_log(caplog: pytest.LogCaptureF
         "the lease of a:1 waits: Redis is away",
         "the lease of a:1 goes on after 0 s",
     ]
+
+
+@pytest.mark.parametrize("entered", [False, True])
+def test_a_worker_that_finds_no_redis_says_so_once(
+    entered: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = list[float]()
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 20:
+            raise StopRequested
+
+    def enter() -> None:
+        if not entered:
+            raise AWAY
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AWAY
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(Worker, "__init__", rq_begins)
+    monkeypatch.setattr(Worker, "heartbeat", refuse)
+    monkeypatch.setattr(Worker, "work", lambda worker, **_: worker.dequeue_job_and_maintain_ttl(45))
+    for name in ("set_state", "procline"):
+        monkeypatch.setattr(Worker, name, lambda *_: None)
+    with nullcontext() if entered else pytest.raises(StopRequested):
+        run_worker("redis://none", "q", name="w", run=lambda *_: None, on_death=lambda *_: None, enter=enter)
+    assert len(waits) == 20
+    assert [record.getMessage() for record in caplog.records] == ["worker w waits: Redis is away"]
+
+
+@pytest.mark.usefixtures("calm_at_once")
+def test_a_workers_trouble_is_over_when_redis_has_its_signs_of_life(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, lost = list[object](), [True]
+
+    def heartbeat(_: Worker, *said: object) -> None:
+        given.append(said)
+
+    def maintain(worker: Worker, *_: object) -> None:
+        if lost[0]:
+            raise AWAY
+        worker.heartbeat(70)
+
+    monkeypatch.setattr(Worker, "__init__", rq_begins)
+    monkeypatch.setattr(Worker, "heartbeat", heartbeat)
+    monkeypatch.setattr(Worker, "maintain_heartbeats", maintain)
+    caplog.set_level(logging.INFO)
+    worker = BatchWorker()
+    worker.trouble = Trouble(logging.getLogger("test"), "worker w")
+    job: Any = None
+    for _ in range(5):
+        worker.maintain_heartbeats(job, None)
+        worker.heartbeat(60, object())  # nothing is sent yet
+    lost[0] = False
+    for _ in range(5):
+        worker.maintain_heartbeats(job, None)
+    assert given[-1] == (70, None)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["worker w waits: Redis is away", "worker w goes on after 0 s"]
+
+
+def rq_begins(worker: Worker, *_: object, **__: object) -> None:
+    """As much of a worker as its loop needs while Redis is away."""
+    worker.name, worker.queues, worker.log = "w", [], logging.getLogger("rq.worker")
 
 
 def test_a_server_says_once_where_it_serves(caplog: pytest.LogCaptureFixture) -> None:

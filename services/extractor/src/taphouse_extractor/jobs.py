@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from rq.serializers import JSONSerializer
 from taphouse_extractor.errors import RefusedFunction
 from taphouse_extractor.leases import Client
 from taphouse_extractor.records import BatchRef
+from taphouse_extractor.trouble import Trouble
 
 __all__ = ["BatchQueue", "QueueView", "RunBatch", "run_worker"]
 
@@ -144,9 +146,16 @@ def _allowed_job(run: RunBatch) -> type[Job]:
 
 
 class BatchWorker(Worker):
-    """RQ's forking worker, patient with Redis."""
+    """RQ's forking worker, patient with Redis. `trouble` is told of a Redis that is away, and back."""
 
     max_connection_wait_time = 5.0
+    trouble = Trouble(log, "a worker")
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
+        """Give a sign of life; in a `pipeline` it is only made ready."""
+        super().heartbeat(timeout, pipeline)
+        if pipeline is None:
+            self.trouble.over()
 
     @property
     def told_to_stop(self) -> bool:
@@ -158,7 +167,7 @@ class BatchWorker(Worker):
         try:
             super().maintain_heartbeats(job, execution)
         except redis.RedisError as error:
-            log.warning("heartbeat of batch %s failed: %s", job.id, error)
+            self.trouble.met(error)
 
     def register_death(self) -> None:
         """Sign off, if Redis is there."""
@@ -166,6 +175,31 @@ class BatchWorker(Worker):
             super().register_death()
         except redis.RedisError as error:
             log.warning("worker %s could not sign off: %s", self.name, error)
+
+
+class _Tries(logging.Filter):
+    """Gives RQ's line for each try to reach Redis to a `Trouble`."""
+
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__()
+        self._trouble = trouble
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether RQ's logger says it."""
+        if "could not connect to Redis" not in str(record.msg) or not isinstance(record.args, tuple):
+            return True
+        self._trouble.met(record.args[1])  # of the name, the error, and in how many seconds it tries again
+        return False
+
+
+@contextmanager
+def _told_of_tries(trouble: Trouble) -> Iterator[None]:
+    logger, tries = logging.getLogger("rq.worker"), _Tries(trouble)
+    logger.addFilter(tries)
+    try:
+        yield
+    finally:
+        logger.removeFilter(tries)
 
 
 def run_worker(
@@ -188,26 +222,29 @@ def run_worker(
         for ref in _refs([job.id]).values():
             on_death(ref, f"its work-horse was killed (wait status {status})")
 
-    while True:
-        try:
-            enter()
-            worker = BatchWorker(
-                [queue_name],
-                name=f"{name}.{secrets.token_hex(2)}",
-                connection=redis.Redis.from_url(url, socket_connect_timeout=5.0),
-                job_class=_allowed_job(run),
-                serializer=JSONSerializer,
-                worker_ttl=WORKER_TTL_S,
-                job_monitoring_interval=MONITOR_S,
-                default_result_ttl=0,
-                work_horse_killed_handler=killed,
-            )
-            worker.work(logging_level="WARNING")
-            if worker.told_to_stop:
+    trouble = Trouble(log, f"worker {name}")
+    with _told_of_tries(trouble):
+        while True:
+            try:
+                enter()
+                worker = BatchWorker(
+                    [queue_name],
+                    name=f"{name}.{secrets.token_hex(2)}",
+                    connection=redis.Redis.from_url(url, socket_connect_timeout=5.0),
+                    job_class=_allowed_job(run),
+                    serializer=JSONSerializer,
+                    worker_ttl=WORKER_TTL_S,
+                    job_monitoring_interval=MONITOR_S,
+                    default_result_ttl=0,
+                    work_horse_killed_handler=killed,
+                )
+                worker.trouble = trouble
+                worker.work(logging_level="WARNING")
+                if worker.told_to_stop:
+                    return
+                time.sleep(RESTART_WAIT_S)
+            except StopRequested:
                 return
-            time.sleep(RESTART_WAIT_S)
-        except StopRequested:
-            return
-        except redis.RedisError as error:
-            log.warning("worker %s lost Redis: %s", name, error)
-            time.sleep(RESTART_WAIT_S)
+            except redis.RedisError as error:
+                trouble.met(error)
+                time.sleep(RESTART_WAIT_S)
