@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -68,13 +69,19 @@ def control(engine: Engine, route: str, **body: object) -> None:
 
 
 def update(engine: Engine, checkpoint: Path, parts: int = 3) -> list[str]:
-    """Send weights as a trainer does; returns what capture was after every call before the last."""
+    """Send weights as a trainer does; returns what capture was after every chunk.
+
+    The last looks are late: a canary would have had the time to pass.
+    """
     control(engine, "start_weight_update")
-    seen = [status(engine)["capture"]]
+    until(lambda: status(engine)["capture"] == "off")
+    seen = []
     for part in range(parts):
         chunk = {"checkpoint": str(checkpoint), "part": part, "parts": parts}
         control(engine, "update_weights", update_info=chunk)
         seen.append(status(engine)["capture"])
+    time.sleep(1.0)
+    seen.append(status(engine)["capture"])
     control(engine, "finish_weight_update")
     return seen
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -247,6 +248,41 @@ def test_weights_that_arrive_layer_by_layer_are_away_until_all_are_there(model: 
     tap.weights_changing("finish_weight_update")
     tap.weights_changed("finish_weight_update")
     assert (tap._state()["weights_epoch"], tap._state()["paused"]) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("method", "raises", "active", "told"),
+    [
+        ("reload_weights", False, False, ["changing", "changed"]),
+        ("reload_weights", True, False, ["changing", "changed"]),
+        ("sleep", False, False, ["changing"]),
+        ("wake_up", False, False, ["changed"]),
+        ("start_weight_update", False, True, ["changing"]),
+        ("start_weight_update", True, False, ["changing", "changed"]),
+        ("start_weight_update", True, True, ["changing"]),
+        ("finish_weight_update", False, False, ["changed"]),
+    ],
+)
+def test_what_the_tap_is_told_around_vllms_methods(
+    method: str, raises: bool, active: bool, told: list[str]
+) -> None:
+    """A start that vLLM refuses changes nothing, unless a session is open: that has an end of its own."""
+    heard: list[str] = []
+
+    def original(engine_worker: Any) -> str:
+        engine_worker._weight_update_active = active
+        if raises:
+            raise RuntimeError("refused")
+        return "done"
+
+    hooks = SimpleNamespace(
+        weights_changing=lambda *_: heard.append("changing"),
+        weights_changed=lambda *_: heard.append("changed"),
+    )
+    call = compat._around_weights(method, original, hooks)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError) if raises else nullcontext():
+        assert call(SimpleNamespace()) == "done"
+    assert heard == told
 
 
 def test_an_error_while_weights_change_trips_the_breaker(

@@ -25,9 +25,9 @@ V2 `runner.execute_model_state.input_batch.req_ids`   the same; valid until toke
 `scheduled_cached_reqs`, `num_scheduled_tokens`,      begin, who is gone
 `total_num_scheduled_tokens`, `finished_req_ids`,
 `preempted_req_ids`
-`reload_weights`, `start_`, `finish_`,                wrapped: the fingerprint follows the weights
-`update_weights`, `reset_weights`, `sleep`,
-`discard`, `wake_up`
+`reload_weights`, `reset_weights`, `sleep`,           wrapped: the fingerprint follows the weights
+`discard`, `wake_up`, `start_weight_update`,
+`finish_weight_update`, `._weight_update_active`
 ====================================================  ==================================================
 
 vLLM grows an `aux_output_connector`; when hidden states come that way, this file is where it plugs in.
@@ -107,16 +107,13 @@ class WorkerHooks:
     weights_changed: Callable[[Any, str], None]
 
 
-CHANGES_WEIGHTS = (
-    "reload_weights",
-    "start_weight_update",
-    "update_weights",
-    "finish_weight_update",
-    "reset_weights",
-)
-PUTS_WEIGHTS_AWAY = ("sleep", "discard")
-BRINGS_WEIGHTS_BACK = ("wake_up",)
-"""Methods of vLLM's `Worker` that touch the weights; those that a version lacks are left out."""
+CHANGES_WEIGHTS = ("reload_weights", "reset_weights")
+PUTS_WEIGHTS_AWAY = ("sleep", "discard", "start_weight_update")
+BRINGS_WEIGHTS_BACK = ("wake_up", "finish_weight_update")
+"""Methods of vLLM's `Worker` that touch the weights; those that a version lacks are left out.
+
+`update_weights` is one of many calls between a start and a finish, and refused outside of them.
+"""
 
 
 def wrap_worker(hooks: WorkerHooks) -> None:
@@ -151,6 +148,10 @@ def _around_weights(name: str, original: Callable[..., Any], hooks: WorkerHooks)
             hooks.weights_changing(self, name)
         try:
             return original(self, *args, **kwargs)
+        except Exception:
+            if name == "start_weight_update" and not getattr(self, "_weight_update_active", False):
+                hooks.weights_changed(self, name)  # refused: nothing changes, and no finish will follow
+            raise
         finally:
             tags = args[0] if args else kwargs.get("tags")
             back = name in BRINGS_WEIGHTS_BACK and (not tags or "weights" in tags)

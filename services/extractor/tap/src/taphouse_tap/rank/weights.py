@@ -1,7 +1,8 @@
 """The loaded weights as captures see them: whose they are, how often they changed, whether they are there.
 
-An engine may change its weights while it serves (`reload_weights`, `update_weights`) or put them away
-(`sleep`). Every change begins a new epoch. A capture belongs to one epoch, and what straddles two fails.
+An engine may change its weights while it serves (`reload_weights`) or put them away (`sleep`, and from
+`start_weight_update` to `finish_weight_update`). Every change begins a new epoch. A capture belongs to one
+epoch, and what straddles two fails.
 """
 
 from __future__ import annotations
