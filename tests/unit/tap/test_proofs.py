@@ -14,6 +14,7 @@ from tests.unit.tap.endpoint_fakes import PASSED, Bench, make_bench
 
 from taphouse_tap.api.metrics import Metrics
 from taphouse_tap.api.proof import ROWS, TOP, Proofs
+from taphouse_tap.api.refusals import CaptureFailed
 from taphouse_tap.api.requests import CaptureRequest
 from taphouse_tap.compat_server import VllmEngine
 
@@ -40,6 +41,33 @@ def test_they_are_rare() -> None:
             due.append(now)
     assert 35 <= len(due) <= 120 and min(b - a for a, b in pairwise(due)) >= 30
     assert not any(Proofs(never, 0.0, Metrics(publish=False)).due() for _ in range(10))
+
+
+def test_an_engine_that_ends_before_it_answers_fails_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM never answers an RPC that was under way then, and a server that ends waits for its requests."""
+    monkeypatch.setattr("taphouse_tap.api.proof.LOOK_S", 0.01)
+    reasons = iter([None, None, "rank 0 has not reported for 16 s"])
+    cancelled: list[bool] = []
+
+    async def silent(*_: Any) -> list[Any]:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+        return []
+
+    proofs = Proofs(silent, 60.0, Metrics(publish=False), why_off=lambda: next(reasons))
+    generated, prompt = SimpleNamespace(top=[[(7, -0.5), (8, -1.5)]]), SimpleNamespace(token_ids=[1, 2])
+    capture: Any = SimpleNamespace(generated=generated, prompt=prompt, tag="t", fed_token_ids=[1, 2], rows=2)
+
+    async def go() -> None:
+        with pytest.raises(CaptureFailed, match="could not be proven: rank 0 has not reported"):
+            await proofs.prove(capture)
+        await asyncio.sleep(0)
+
+    asyncio.run(go())
+    assert cancelled == [True]
 
 
 @pytest.mark.parametrize("generated", [1, 6])

@@ -8,6 +8,7 @@ at most. What the engine said goes to the caller as the capture's *witness*.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +25,9 @@ TOP = 5
 ROWS = 4
 """Rows proven of one capture."""
 
+LOOK_S = 1.0
+"""How often whoever waits for the ranks looks whether they are still there."""
+
 Check = Callable[[str, list[int], int, int, list[int]], Awaitable[list[Any]]]
 """``(tag, fed token ids, rows, first row, highest tokens)`` to every rank."""
 
@@ -37,10 +41,12 @@ class Proofs:
         interval_s: float,
         metrics: Metrics,
         *,
+        why_off: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``interval_s`` 0 proves nothing."""
+        """``interval_s`` 0 proves nothing; ``why_off`` says why no answer of the ranks is to be expected."""
         self._check = check
+        self._why_off = why_off
         self._metrics = metrics
         self._interval_s = interval_s
         self._clock = clock
@@ -67,7 +73,7 @@ class Proofs:
         at = random.randint(0, len(top) - count)
         first, chosen = len(capture.prompt.token_ids) - 1 + at, top[at : at + count]
         highest = [row[0][0] for row in chosen]
-        answers = await self._check(capture.tag, capture.fed_token_ids, capture.rows, first, highest)
+        answers = await self._answers(capture, first, highest)
         joined = combine(answers)
         if not all(isinstance(answer, dict) and "best" in answer for answer in answers):
             raise CaptureFailed(f"the captured states could not be proven: {joined['reason']}")
@@ -77,6 +83,19 @@ class Proofs:
         self._metrics.add("proven")
         # Who checks a witness compares differences between tokens: one alone says nothing.
         return witness_of(first, chosen) if min(map(len, chosen)) > 1 else None
+
+    async def _answers(self, capture: Capture, first: int, highest: list[int]) -> list[Any]:
+        """What the ranks say. An engine that ends meanwhile never answers an RPC."""
+        asking = asyncio.ensure_future(
+            self._check(capture.tag, capture.fed_token_ids, capture.rows, first, highest)
+        )
+        try:
+            while not (await asyncio.wait({asking}, timeout=LOOK_S))[0]:
+                if reason := self._why_off():
+                    raise CaptureFailed(f"the captured states could not be proven: {reason}")
+            return asking.result()
+        finally:
+            asking.cancel()
 
 
 def witness_of(first_row: int, top: Sequence[Ranked]) -> dict[str, Any]:

@@ -279,7 +279,7 @@ class Service:
             collector=collector,
             isolation=isolation,
             canary=canary,
-            proofs=Proofs(server.check, settings.proof_interval_s, self.metrics),
+            proofs=Proofs(server.check, settings.proof_interval_s, self.metrics, why_off=self._ranks_off),
             fingerprint=fingerprint,
             weights_epoch=epoch,
         )
