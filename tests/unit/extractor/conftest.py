@@ -28,6 +28,7 @@ from taphouse_extractor.direct import DirectExtraction, DirectLimits
 from taphouse_extractor.doctor import Doctor
 from taphouse_extractor.engine import Engine
 from taphouse_extractor.engines import Engines
+from taphouse_extractor.feeder import Feeder, FeederLimits
 from taphouse_extractor.gate import Gate
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.orders import Orders
@@ -177,6 +178,25 @@ class Bench:
         for row in rows:
             spool.feed((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n")
         return spool.finish()
+
+    def feeder(
+        self,
+        limits: FeederLimits | None = None,
+        paused: Callable[[], str | None] = lambda: None,
+        **more: Any,
+    ) -> Feeder:
+        """One that feeds the bench's queue."""
+        return Feeder(
+            records=self.records,
+            progress=self.progress,
+            ledger=self.ledger,
+            queue=self.queue,  # type: ignore[arg-type]
+            leases=self.leases,  # type: ignore[arg-type]
+            limits=limits or FeederLimits(max_queued=3, max_attempts=2, start_grace_s=5.0),
+            give_up=self.pipeline.give_up,
+            paused=paused,
+            **more,
+        )
 
     def sample_ids(self) -> list[str]:
         """Ids of all sealed samples, in the ledger's order."""

@@ -24,7 +24,7 @@ from taphouse.wire import JobOptions
 from taphouse_extractor.aside import Aside
 from taphouse_extractor.engines import Engines
 from taphouse_extractor.errors import EngineChanged, EngineTimeout, EngineUnavailable, NoEngine
-from taphouse_extractor.feeder import Feeder, FeederLimits
+from taphouse_extractor.feeder import FeederLimits
 from taphouse_extractor.fitting import Needs, load_of, misfit, none_fits
 from taphouse_extractor.leases import Tries
 from taphouse_extractor.monitor import Monitors
@@ -233,17 +233,7 @@ def test_a_job_that_no_engine_fits_waits_in_the_store_and_says_why(
     bench: Bench, taps: tuple[FakeTap, FakeTap]
 ) -> None:
     job, other = bench.job([{"prompt": "a"}, {"prompt": "b"}], batch_size=1), bench.job([{"prompt": "c"}])
-    feeder = Feeder(
-        records=bench.records,
-        progress=bench.progress,
-        ledger=bench.ledger,
-        queue=bench.queue,  # type: ignore[arg-type]
-        leases=bench.leases,  # type: ignore[arg-type]
-        limits=FeederLimits(8, 8, 5.0),
-        give_up=bench.pipeline.give_up,
-        paused=lambda: None,
-        unfit=bench.monitors.unfit,
-    )
+    feeder = bench.feeder(FeederLimits(8, 8, 5.0), unfit=bench.monitors.unfit)
     bench.pipeline.run(BatchRef(job_id=job.id, batch=0))
     assert bench.monitors.problem() is None and bench.monitors.unfit(asking(9)) is None  # none looked at
     for tap in taps:

@@ -12,7 +12,7 @@ from taphouse.shards import shard_path
 from taphouse.wire import JobOptions
 from taphouse_extractor import feeder as feeder_module
 from taphouse_extractor import moves
-from taphouse_extractor.feeder import Feeder, FeederLimits
+from taphouse_extractor.feeder import Feeder
 from taphouse_extractor.leases import Tries, Waits
 from taphouse_extractor.moves import Moves
 from taphouse_extractor.records import BatchRef, JobRecord
@@ -58,16 +58,7 @@ def pause() -> Pause:
 
 @pytest.fixture
 def feeder(bench: Bench, clock: Clock, pause: Pause) -> Feeder:
-    return Feeder(
-        records=bench.records,
-        progress=bench.progress,
-        ledger=bench.ledger,
-        queue=bench.queue,  # type: ignore[arg-type]
-        leases=bench.leases,  # type: ignore[arg-type]
-        limits=FeederLimits(max_queued=3, max_attempts=2, start_grace_s=5.0),
-        give_up=bench.pipeline.give_up,
-        paused=pause,
-    )
+    return bench.feeder(paused=pause)
 
 
 def refs(job_id: str, *batches: int) -> list[BatchRef]:

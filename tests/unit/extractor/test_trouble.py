@@ -22,7 +22,6 @@ from taphouse.errors import StoreError
 from taphouse.wire import Unconsumed
 from taphouse_extractor import trouble as trouble_module
 from taphouse_extractor.backlog import Backlog
-from taphouse_extractor.feeder import Feeder, FeederLimits
 from taphouse_extractor.governor.loop import Governor
 from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.verdicts import Bounds
@@ -123,19 +122,6 @@ def test_a_loop_that_fails_now_and_then_is_in_trouble_all_the_time(
     ]
 
 
-def feeder_of(bench: Bench) -> Feeder:
-    return Feeder(
-        records=bench.records,
-        progress=bench.progress,
-        ledger=bench.ledger,
-        queue=bench.queue,  # type: ignore[arg-type]
-        leases=bench.leases,  # type: ignore[arg-type]
-        limits=FeederLimits(max_queued=3, max_attempts=2, start_grace_s=5.0),
-        give_up=bench.pipeline.give_up,
-        paused=lambda: None,
-    )
-
-
 def governor_of(_: Bench) -> Governor:
     return Governor(
         engines=[], memory=Memory(FakeRedis(), prefix="t", ttl_s=5.0), bounds=Bounds(), ttl_s=10.0
@@ -163,7 +149,7 @@ def calm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("make", "name", "error"),
     [
-        (feeder_of, "step", AWAY),
+        (Bench.feeder, "step", AWAY),
         (governor_of, "step", AWAY),
         (retention_of, "step", FULL),
         (backlog_of, "look", FULL),

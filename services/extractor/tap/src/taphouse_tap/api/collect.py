@@ -168,18 +168,12 @@ class Collector:
 
     async def _unless_failed(self, tag: str, generating: Coroutine[Any, Any, Generated]) -> Generated:
         """Await the engine's answer, but end it once a rank sealed an error or extraction is stopped."""
-        task = asyncio.ensure_future(generating)
-        try:
-            while not task.done():
-                await asyncio.wait({task}, timeout=WATCH_S)
-                if not task.done():
-                    self._raise_sealed_error(tag)
-                    self._check_running()
-            return task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+
+        def look() -> None:
+            self._raise_sealed_error(tag)
+            self._check_running()
+
+        return await watched(generating, look, WATCH_S)
 
     def _raise_sealed_error(self, tag: str) -> None:
         for path in self._start.slice_paths(tag):
@@ -269,6 +263,19 @@ def _failed(error: Exception) -> Refusal:
     if isinstance(error, slices.NoRoom):
         return Busy(f"the capture failed: {error}; ask again later", retry_after=RETRY_AFTER_S)
     return CaptureFailed(f"the capture failed: {error}")
+
+
+async def watched(work: Awaitable[T], look: Callable[[], None], every_s: float) -> T:
+    """Await `work`, with a `look` every `every_s` seconds; what a look raises cancels it, and is raised."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=every_s))[0]:
+            look()
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def gather_all(work: Sequence[Awaitable[T]]) -> list[T]:

@@ -8,13 +8,12 @@ at most. What the engine said goes to the caller as the capture's *witness*.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from taphouse_tap.api.collect import Capture, Ranked
+from taphouse_tap.api.collect import Capture, Ranked, watched
 from taphouse_tap.api.metrics import Metrics
 from taphouse_tap.api.refusals import CaptureFailed, Disproved
 from taphouse_tap.verdict import combine
@@ -86,16 +85,13 @@ class Proofs:
 
     async def _answers(self, capture: Capture, first: int, highest: list[int]) -> list[Any]:
         """What the ranks say. An engine that ends meanwhile never answers an RPC."""
-        asking = asyncio.ensure_future(
-            self._check(capture.tag, capture.fed_token_ids, capture.rows, first, highest)
-        )
-        try:
-            while not (await asyncio.wait({asking}, timeout=LOOK_S))[0]:
-                if reason := self._why_off():
-                    raise CaptureFailed(f"the captured states could not be proven: {reason}")
-            return asking.result()
-        finally:
-            asking.cancel()
+
+        def look() -> None:
+            if reason := self._why_off():
+                raise CaptureFailed(f"the captured states could not be proven: {reason}")
+
+        asking = self._check(capture.tag, capture.fed_token_ids, capture.rows, first, highest)
+        return await watched(asking, look, LOOK_S)
 
 
 def witness_of(first_row: int, top: Sequence[Ranked]) -> dict[str, Any]:
