@@ -21,6 +21,8 @@ from tests.engine.forked import Forked, Server, end_with_parent
 from taphouse_tap.__main__ import launch_args
 
 START_S = 300.0
+BUSY_MS = "1000"
+"""Captures run beside production whatever they cost it: tests of what is captured need no quiet hour."""
 API_SERVER = "vllm.entrypoints.openai.api_server"
 SERVE = """
 import importlib.metadata as metadata
@@ -84,6 +86,7 @@ def launch(
         "HF_HUB_OFFLINE": "1",
         "VLLM_PLUGINS": "taphouse" if tap and plugin else "",
         "TAPHOUSE_TAP_SLICE_DIR": str(slice_dir),
+        "TAPHOUSE_TAP_BUSY_MS": BUSY_MS,
         **(env or {}),
         "PYTHONPATH": os.pathsep.join(
             path for path in ((env or {}).get("PYTHONPATH"), os.environ.get("PYTHONPATH")) if path

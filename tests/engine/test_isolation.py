@@ -57,6 +57,7 @@ def engine(fault: Path) -> Iterator[Engine]:
         "TEST_SCHEDULER_FAULT": str(fault),
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         "VLLM_SERVER_DEV_MODE": "1",
+        "TAPHOUSE_TAP_BUSY_MS": "2",
     }
     args = [*SMALL, "--scheduler-cls", "tests.engine.broken_scheduler.scheduler"]
     args += ["--worker-extension-cls", "tests.engine.faults.FaultyExtension"]

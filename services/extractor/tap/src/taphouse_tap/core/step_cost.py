@@ -18,7 +18,11 @@ _FIRST_TOKENS = 16
 """What is tried while nothing is known."""
 
 _TRY_AGAIN = 128
-"""After so many steps in which nothing fitted, the least is tried: a measurement may have been chance."""
+"""After so many steps in which nothing fitted, something is tried: fewer than one step in a hundred."""
+
+_TRY_BUDGETS = 8
+"""What such a step may cost, in budgets: a measurement may have been chance, and where the first token alone
+costs more than the budget (a step that leaves its CUDA graph) extraction lives off these steps."""
 
 _TRY_WHOLE_AGAIN = 4096
 """The same for a whole prompt that is known to be too dear: one step in so many moves no percentile."""
@@ -68,16 +72,18 @@ class StepCost:
         """How many tokens extraction may have in a step, at most `most`; fewer than `least` are of no use.
 
         `quiet`: the whole step may take `seconds` (and holds a few tokens at least); otherwise that is what
-        extraction may add to it, and nothing may fit.
+        extraction may add to it, and nothing may fit. After `_TRY_AGAIN` steps of that, one may take more.
         """
         if seconds <= 0 or most <= 0:
             return 0
         if quiet:
             return min(most, max(_fitting(self._quiet, seconds), _FIRST_TOKENS, least))
-        tokens = _fitting(self._busy or self._quiet, seconds)
+        curve = self._busy or self._quiet
+        tokens = _fitting(curve, seconds)
         self._declined = 0 if tokens >= least else self._declined + 1
-        tries = self._declined > 0 and self._declined % _TRY_AGAIN == 0
-        return min(most, max(tokens, least) if tries else tokens)
+        if self._declined and self._declined % _TRY_AGAIN == 0:
+            tokens = max(_fitting(curve, _TRY_BUDGETS * seconds), least)
+        return min(most, tokens)
 
     def tries_whole(self, seconds: float, tokens: int) -> bool:
         """Whether a prompt that is computed whole may join production's step although it does not fit.
