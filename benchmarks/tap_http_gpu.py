@@ -32,7 +32,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +217,8 @@ def serving(args: argparse.Namespace, work: Path) -> Iterator[Server]:
         print((work / "server.log").read_text(errors="replace")[-6000:], flush=True)
         raise
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it ended by itself
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)
 
 

@@ -142,7 +142,7 @@ class Load:
                 ahead.close()
                 consumer.close()
         steps = self._llm.collective_rpc("bench_log_steps", args=(False,))[0]
-        full = [ms for ms, tokens in steps if tokens == self._shape.max_num_batched_tokens]
+        full = [ms for ms, tokens, _, _ in steps if tokens == self._shape.max_num_batched_tokens]
         result = {"value": sent * length / took, "requests": sent, "seconds": took, "full_steps_ms": full}
         result["drain_s"] = began + took - answered
         if consumer:
@@ -192,8 +192,9 @@ class Load:
         steps = self._llm.collective_rpc("bench_log_steps", args=(False,))[0]
         most = shape.mixed_streams
         result = {
-            "prompt_steps_ms": [ms for ms, tokens in steps if tokens > most],
-            "decode_steps_ms": [ms for ms, tokens in steps if tokens <= most],
+            "prompt_steps_ms": [ms for ms, tokens, _, _ in steps if tokens > most],
+            "decode_steps_ms": [ms for ms, tokens, _, _ in steps if tokens <= most],
+            "prompt_steps_host_ms": [(a, b) for _, tokens, a, b in steps if tokens > most],
             "gaps_ms": gaps,
             "prompts": sent,
         }

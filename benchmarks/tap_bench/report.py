@@ -86,9 +86,24 @@ def _mixed(wave: Wave) -> Iterator[dict[str, Any]]:
         for label, share in (("p50", 0.5), ("p99", 0.99)):
             summary[label] = tails(pool.get("captured", []), pool.get("idle", []), share)
         yield summary
+    hosts: dict[str, list[tuple[float, float, float]]] = {}
+    for step, answer in _answers(wave, "mixed"):
+        told = zip(answer["prompt_steps_ms"], answer["prompt_steps_host_ms"], strict=True)
+        hosts.setdefault(step.figure, []).extend((ms, *host) for ms, host in told)
+    for figure, steps in hosts.items():
+        yield {"name": "slowest_prompt_steps", "figure": figure, **_slowest(steps)}
     if pools:
         bytes_ = {"bytes_taken": taken, "bytes_expected": expected, "equal": taken == expected}
         yield {"name": "mixed_bytes", **bytes_, "errors": errors}
+
+
+def _slowest(steps: list[tuple[float, float, float]]) -> dict[str, Any]:
+    """Medians over all steps and over the slowest 2 %: ms, host ms before the step, host ms in the worker."""
+    slowest = sorted(steps, reverse=True)[: max(1, len(steps) // 50)]
+    return {
+        name: [round(statistics.median(part), 2) for part in zip(*chosen, strict=True)]
+        for name, chosen in (("all", steps), ("slowest", slowest))
+    } | {"some": [[round(part, 1) for part in step] for step in slowest[:: max(1, len(slowest) // 12)]]}
 
 
 def _steady(wave: Wave) -> Iterator[dict[str, Any]]:
@@ -167,6 +182,7 @@ _SHOWN = (
     "bitwise",
     "captured_over_idle",
     "mixed_bytes",
+    "slowest_prompt_steps",
     "steady",
     "steady_full_steps",
     "traffic",

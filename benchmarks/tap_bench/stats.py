@@ -6,8 +6,10 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 _RESAMPLES = 2000
-_TAIL_RESAMPLES = 400
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -16,11 +18,11 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def bootstrap(resample: Callable[[random.Random], float], times: int = _RESAMPLES) -> tuple[float, float]:
+def bootstrap(resample: Callable[[random.Random], float]) -> tuple[float, float]:
     """95 % percentile interval of what `resample` draws."""
     rng = random.Random(0)
-    drawn = sorted(resample(rng) for _ in range(times))
-    return drawn[int(0.025 * times)], drawn[int(0.975 * times) - 1]
+    drawn = sorted(resample(rng) for _ in range(_RESAMPLES))
+    return drawn[int(0.025 * _RESAMPLES)], drawn[int(0.975 * _RESAMPLES) - 1]
 
 
 def paired(over: Sequence[Sequence[float]], under: Sequence[Sequence[float]]) -> dict[str, object]:
@@ -38,20 +40,28 @@ def paired(over: Sequence[Sequence[float]], under: Sequence[Sequence[float]]) ->
     }
 
 
+def _percentiles(values: Sequence[float], share: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """The percentile of each of `_RESAMPLES` resamples with replacement, without drawing their values.
+
+    The value of rank k of a resample of n values is the one whose own rank is a Beta(k + 1, n - k) share of
+    n: the k-th of n uniform draws has that distribution (order statistics of a uniform sample).
+    """
+    n = len(values)
+    rank = min(n - 1, int(share * n))
+    drawn = rng.beta(rank + 1, n - rank, _RESAMPLES)
+    return np.sort(np.asarray(values, np.float64))[np.minimum((drawn * n).astype(int), n - 1)]
+
+
 def tails(over: Sequence[float], under: Sequence[float], share: float) -> dict[str, object]:
     """The quotient of two pools' percentile, with its interval."""
     if not over or not under:
         return {"ratio": None, "interval": None}
-    low, high = bootstrap(
-        lambda rng: (
-            percentile(rng.choices(over, k=len(over)), share)
-            / percentile(rng.choices(under, k=len(under)), share)
-        ),
-        _TAIL_RESAMPLES,
-    )
+    rng = np.random.default_rng(0)
+    one, two = _percentiles(over, share, rng), _percentiles(under, share, rng)
+    low, high = np.quantile(one / two, (0.025, 0.975))
     return {
         "ratio": round(percentile(over, share) / percentile(under, share), 4),
-        "interval": [round(low, 4), round(high, 4)],
+        "interval": [round(float(low), 4), round(float(high), 4)],
         "over": round(percentile(over, share), 4),
         "under": round(percentile(under, share), 4),
         "steps": [len(over), len(under)],

@@ -41,10 +41,12 @@ def _wrap() -> None:
         hold = self.__dict__.pop(_HOLD, 0.0)
         if hold:
             time.sleep(hold)
+        entered = time.perf_counter()
         result = original(self, scheduler_output, *args, **kwargs)
         log = self.__dict__.get(_LOG)
         if log is not None and scheduler_output.total_num_scheduled_tokens:
-            log.append((_mark(self), scheduler_output.total_num_scheduled_tokens))
+            left = time.perf_counter()
+            log.append((_mark(self), scheduler_output.total_num_scheduled_tokens, entered, left))
         return result
 
     Worker.execute_model = execute
@@ -56,12 +58,18 @@ _wrap()
 class StepTimes:
     """What an engine without a tap gets as its worker extension."""
 
-    def bench_log_steps(self, on: bool) -> list[tuple[float, int]]:
-        """Start or end the log; return (ms, tokens) of each step logged so far but the first."""
+    def bench_log_steps(self, on: bool) -> list[tuple[float, int, float, float]]:
+        """Start or end the log; return what is known of each step logged so far but the first.
+
+        (ms, tokens, host ms before it since the worker was done with the step before, host ms in the worker).
+        """
         log = self.__dict__.get(_LOG) or []
         if log and self.device.type == "cuda":  # type: ignore[attr-defined]
             torch.cuda.synchronize()
-        times = [(_between(self, a, b), tokens) for (a, _), (b, tokens) in itertools.pairwise(log)]
+        times = [
+            (_between(self, a, b), tokens, 1e3 * (entered - before), 1e3 * (left - entered))
+            for (a, _, _, before), (b, tokens, entered, left) in itertools.pairwise(log)
+        ]
         self.__dict__[_LOG] = [] if on else None
         return times
 

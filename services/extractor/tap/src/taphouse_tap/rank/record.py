@@ -30,12 +30,21 @@ _SWEEP_S = 30.0
 
 @dataclass
 class Counters:
-    """What the engine's process did since its start; `host_s` is seconds on the engine's own thread."""
+    """What the engine's process did since its start.
+
+    `host_s`: seconds on the engine's own thread; `host_max_s`: the most at once, before or after a step.
+    """
 
     steps: int = 0
     forged: int = 0
     preempted: int = 0
     host_s: float = 0.0
+    host_max_s: float = 0.0
+
+    def held(self, seconds: float) -> None:
+        """The engine's thread spent `seconds` on captures."""
+        self.host_s += seconds
+        self.host_max_s = max(self.host_max_s, seconds)
 
 
 class RecordThread:

@@ -56,7 +56,7 @@ class Steps:
             rows = compat.row_count(scheduler_output)
             if self._active and rows:
                 self._staging.poison(rows)
-                self._counters.host_s += time.perf_counter() - began
+                self._counters.held(time.perf_counter() - began)
         except Exception as error:
             self._breaker.trip("execute_model (before)", error)
         self._fail_if_off()
@@ -69,7 +69,7 @@ class Steps:
         try:
             if compat.row_count(scheduler_output):
                 self._take(scheduler_output)
-            self._counters.host_s += time.perf_counter() - began
+            self._counters.held(time.perf_counter() - began)
         except Exception as error:
             self._breaker.trip("execute_model (after)", error)
 
