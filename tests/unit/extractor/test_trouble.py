@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -27,6 +28,7 @@ from taphouse_extractor.governor.memory import Memory
 from taphouse_extractor.governor.verdicts import Bounds
 from taphouse_extractor.jobs import BatchWorker, run_worker
 from taphouse_extractor.leases import keep_renewing
+from taphouse_extractor.monitor import EngineMonitor
 from taphouse_extractor.retention import Retention, RetentionPolicy
 from taphouse_extractor.serving import Server
 from taphouse_extractor.trouble import Trouble
@@ -120,6 +122,16 @@ def test_a_loop_that_fails_now_and_then_is_in_trouble_all_the_time(
         "feeder waits (for 60 s): Redis is away",
         "feeder waits (for 120 s): Redis is away",
     ]
+
+
+def test_what_nobody_foresaw_is_said_with_its_traceback_and_no_more_often(
+    caplog: pytest.LogCaptureFixture, watched: Watched
+) -> None:
+    monitor = EngineMonitor(Mock(url="http://engine"))
+    monitor.look = Mock(side_effect=[KeyError("steps")] * 40)  # type: ignore[method-assign]
+    monitor.run(Rounds(40), 1.0)
+    assert watched.said == ["engine http://engine waits: unexpected KeyError: 'steps'"]
+    assert "Traceback" in caplog.text
 
 
 def governor_of(_: Bench) -> Governor:

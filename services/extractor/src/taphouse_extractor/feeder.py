@@ -85,8 +85,8 @@ class Feeder:
                 trouble.over()
             except (redis.RedisError, TaphouseError, ExtractorError, OSError) as error:
                 trouble.met(error)
-            except Exception:
-                log.exception("feeder: unexpected; it tries again")
+            except Exception as error:
+                trouble.unexpected(error)
             stop.wait(every_s)
         if self._leading:
             try:

@@ -23,6 +23,7 @@ from taphouse_extractor.fitting import (
 )
 from taphouse_extractor.governor.report import read_report
 from taphouse_extractor.latency import LatencyWindow, ProductionWindow
+from taphouse_extractor.trouble import Trouble
 
 __all__ = ["EngineMonitor", "Monitors"]
 
@@ -40,11 +41,13 @@ class EngineMonitor:
 
     def run(self, stop: threading.Event, every_s: float) -> None:
         """Look until `stop` is set."""
+        trouble = Trouble(log, f"engine {self._engine.url}")
         while not stop.is_set():
             try:
                 self.look()
-            except Exception:  # an engine may say anything; the next look may be better
-                log.exception("engine %s: unexpected; it is looked at again", self._engine.url)
+                trouble.over()
+            except Exception as error:  # an engine may say anything; the next look may be better
+                trouble.unexpected(error)
             stop.wait(every_s)
 
     def look(self) -> EngineView:

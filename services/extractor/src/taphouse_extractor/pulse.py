@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from taphouse.errors import TaphouseError
 from taphouse.live import History, Point, TrainerPoint
 from taphouse.wire import Consumer, Job, QueueStatus
+from taphouse_extractor.trouble import Trouble
 
 __all__ = ["Look", "Pulse", "Watchers", "point_of"]
 
@@ -50,6 +51,7 @@ class Pulse:
         self._last: Look | None = None
         self._looked_at = 0.0
         self._points: deque[Point] = deque(maxlen=max(1, int(HOUR_S / every_s)))
+        self._trouble = Trouble(log, "history")
         self.leaving = threading.Event()
         """Set when the process is about to end: streams end by themselves."""
 
@@ -69,9 +71,10 @@ class Pulse:
         except (TaphouseError, OSError) as error:
             log.debug("no point of history: %s", error)
             return
-        except Exception:
-            log.exception("no point of history: unexpected")
+        except Exception as error:
+            self._trouble.unexpected(error)
             return
+        self._trouble.over()
         while self._points and self._points[-1].at > point.at:  # the clock was set back
             self._points.pop()
         if not self._points or self._points[-1].at < point.at:

@@ -77,8 +77,8 @@ class Retention:
                 continue  # another API process prunes, or samples are being deleted
             except (TaphouseError, OSError) as error:
                 trouble.met(error)
-            except Exception:
-                log.exception("retention: unexpected; it tries again")
+            except Exception as error:
+                trouble.unexpected(error)
 
     def step(self) -> Pruned:
         """Prune by the policy, once. Raises `StoreBusy` while another prunes, and the store's errors."""

@@ -27,6 +27,7 @@ from taphouse_extractor.counts import Counts
 from taphouse_extractor.job_progress import JobProgress
 from taphouse_extractor.records import SEGMENT, BatchRef, Outcome, Records, batches_in
 from taphouse_extractor.tally import Tally
+from taphouse_extractor.trouble import Trouble
 
 __all__ = ["Sum", "SumKeeper", "Sums", "whole_segments"]
 
@@ -143,11 +144,13 @@ class SumKeeper:
 
     def run(self, stop: threading.Event, every_s: float) -> None:
         """Keep them until `stop` is set."""
+        trouble = Trouble(log, "sums of outcomes")
         while not stop.wait(every_s):
             try:
                 self.step(stop)
-            except Exception:
-                log.exception("sums of outcomes: unexpected; they are tried again")
+                trouble.over()
+            except Exception as error:
+                trouble.unexpected(error)
 
     def step(self, stop: threading.Event) -> None:
         """Make those that are due: nothing changed in their directories over a few steps.

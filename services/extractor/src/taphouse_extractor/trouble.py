@@ -26,7 +26,11 @@ class Trouble:
         self._well_since: float | None = None
         self._said: dict[str, float] = {}
 
-    def met(self, error: object) -> None:
+    def unexpected(self, error: Exception) -> None:
+        """A round failed by an error that nobody foresaw: its traceback is said, too."""
+        self.met(f"unexpected {type(error).__name__}: {error}", error)
+
+    def met(self, error: object, traceback: Exception | None = None) -> None:
         """A round failed."""
         now, text = self._clock(), str(error)
         self._said = {said: at for said, at in self._said.items() if now - at < EVERY_S}
@@ -37,7 +41,7 @@ class Trouble:
         self._met_at, self._well_since = now, None
         if text not in self._said and len(self._said) < MOST:
             self._said[text] = now
-            self._log.warning("%s waits%s: %s", self._who, lasts, text)
+            self._log.warning("%s waits%s: %s", self._who, lasts, text, exc_info=traceback)
 
     def over(self) -> None:
         """A round went well."""

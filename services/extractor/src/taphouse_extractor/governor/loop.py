@@ -112,8 +112,8 @@ class Governor:
                 trouble.over()
             except redis.RedisError as error:
                 trouble.met(error)
-            except Exception:
-                log.exception("governor: unexpected; it tries again")
+            except Exception as error:
+                trouble.unexpected(error)
             stop.wait(max(0.05, every_s - (self._monotonic() - began)))
         if self._leading:
             try:
