@@ -164,7 +164,7 @@ class FakeTap:
             off = f"capture is off: {self.off}"
             return refuse(self.failing or 503, off if self.off else "the engine is told to fail")
         if self.refusing and "REFUSE" in text:
-            return refuse(422, "prompt: too long, at most 7 tokens")
+            return refuse(422, "prompt: too long, at most 7 tokens", prompt_tokens=len(text.encode()))
         return refuse(500, "the capture failed: row 3 is missing") if "BROKEN" in text else None
 
     def _answer(
@@ -258,7 +258,10 @@ def _render(body: dict[str, Any]) -> tuple[str, list[int]]:
     return text, mask
 
 
-def refuse(status: int, message: str, **headers: str) -> Answer:
+def refuse(status: int, message: str, prompt_tokens: int | None = None, **headers: str) -> Answer:
     kinds = {401: "authentication_error", 422: "invalid_request_error", 429: "busy", 503: "capture_off"}
-    error = {"message": message, "type": kinds.get(status, "capture_failed"), "param": None, "code": status}
+    kind = kinds.get(status, "capture_failed")
+    error: dict[str, Any] = {"message": message, "type": kind, "param": None, "code": status}
+    if prompt_tokens is not None:
+        error["prompt_tokens"] = prompt_tokens
     return status, headers, {"error": error}

@@ -15,7 +15,7 @@ from tests.unit.extractor.test_tokens import write_tokens
 
 from taphouse.client import Taphouse
 from taphouse.errors import ApiError
-from taphouse.wire import JobOptions
+from taphouse.wire import GovernorMode, JobOptions, PruneRequest, SampleQuery
 from taphouse_extractor.api.audit import write_to
 
 Serve = Callable[..., Service]
@@ -66,6 +66,29 @@ def test_who_extracted_what(serve: Serve, audit: Callable[[], list[dict[str, Any
         {**frame, "what": "GET /v1/jobs", "status": 401},
     ]
     assert "SECRET" not in json.dumps(lines)
+
+
+def test_what_was_ordered_and_what_was_taken_away(
+    serve: Serve, audit: Callable[[], list[dict[str, Any]]]
+) -> None:
+    service = serve()
+    client, bench = service.client, service.bench
+    job = client.enqueue([b'{"prompt":"x","user":"SECRET-PERSON"}\n', b'{"prompt":"y"}\n'])
+    bench.run_all(bench.records.job(job.id))
+    client.govern(GovernorMode.PINNED, 2.5)
+    client.find_samples(SampleQuery(ids=["SECRET-ID"]))
+    deleted = client.delete_samples(SampleQuery(user="SECRET-PERSON"))
+    client.prune_shards(PruneRequest(force=True, dry_run=True))
+    frame = {"level", "logger", "event", "from", "time", "who", "role", "what", "status"}
+    told = [{k: v for k, v in line.items() if k not in frame} for line in audit()]
+    assert told == [
+        {"job": job.id, "rows": 2},
+        {"order": "pinned", "busy_ms": 2.5},
+        {"of": "1 ids", "rows": 0},
+        {"of": "a user", "rows": 1, "samples": 1, "rewritten": deleted.rewritten, "removed": []},
+        {"force": True, "dry_run": True, "shards": 1},
+    ]
+    assert deleted.rewritten and "SECRET" not in str(told)
 
 
 def test_what_went_wrong_is_audited_too(serve: Serve, audit: Callable[[], list[dict[str, Any]]]) -> None:

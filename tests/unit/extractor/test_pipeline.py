@@ -82,6 +82,9 @@ def test_bad_rows_fail_with_their_reason_and_the_rest_is_sealed(bench: Bench) ->
         {"prompt": "", "id": "empty"},
         {"messages": "not a list", "id": "shape"},
         {"prompt": "very long prompt", "id": "long"},
+        {"prompt": "REFUSE, longer than max_length", "id": "longer than the engine takes"},
+        {"prompt": "p", "user": {"name": "no text"}, "id": "user"},
+        {"prompt": "p", "user": "u" * 257, "id": "long user"},
         {"prompt": "also good", "id": "good"},
     ]
     job = bench.job(rows, max_length=12)
@@ -89,7 +92,7 @@ def test_bad_rows_fail_with_their_reason_and_the_rest_is_sealed(bench: Bench) ->
 
     assert outcome.succeeded + len(outcome.failures) == outcome.rows == len(rows)
     assert outcome.shard is not None
-    assert list(samples(bench, outcome.shard)) == ["good", "good#9"]
+    assert list(samples(bench, outcome.shard)) == ["good", "good#12"]
     reasons = {failure.id: failure.reason for failure in outcome.failures}
     assert "none of messages, prompt and text" in reasons["nothing"]
     assert "too long, at most 7 tokens" in reasons["refused"]
@@ -98,7 +101,9 @@ def test_bad_rows_fail_with_their_reason_and_the_rest_is_sealed(bench: Bench) ->
     assert "wizard" in reasons["role"]
     assert "empty" in reasons["empty"]
     assert "messages" in reasons["shape"]
-    assert {f.id for f in outcome.failures if f.skipped} == {"long"}
+    assert reasons["user"].startswith("user: ") and reasons["long user"].startswith("user: ")
+    assert {f.id for f in outcome.failures if f.skipped} == {"long", "longer than the engine takes"}
+    assert "30 tokens are more than max_length 12" in reasons["longer than the engine takes"]
     assert bench.tap.slices_left() == []
 
 

@@ -136,6 +136,8 @@ def test_a_prompt_the_model_cannot_take_is_refused(token_ids: list[int], max_tok
         check_prompt(token_ids, max_tokens, MODEL, "prompt[3]")
     assert says in str(caught.value)
     assert caught.value.param == "prompt[3]"
+    told = caught.value.body()["error"].get("prompt_tokens")
+    assert told == (len(token_ids) if "max_model_len" in says else None)
 
 
 def test_a_prompt_that_just_fits_is_taken() -> None:

@@ -117,19 +117,23 @@ class JobRequest(Request):
 
 
 class Row(BaseModel):
-    """One row of a dataset. `messages` is taken first, then `prompt`, then `text`; the rest is ignored."""
+    """One row of a dataset. `messages` is taken first, then `prompt`, then `text`; the rest is ignored.
+
+    `user` is the person it belongs to, by which its sample is found and deleted.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
 
     id: str | None = Field(default=None, max_length=256)
+    user: str | None = Field(default=None, max_length=256)
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     prompt: str | list[int] | None = None
     text: str | None = None
 
-    @field_validator("id", mode="before")
+    @field_validator("id", "user", mode="before")
     @classmethod
-    def _id_as_text(cls, value: object) -> object:
+    def _number_as_text(cls, value: object) -> object:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 

@@ -77,7 +77,7 @@ def error_of(answer: httpx.Response) -> EngineError:
     """What an answer other than 200 means for a row."""
     status, reason = answer.status_code, explain(answer)
     if status in REFUSED:
-        return RowRefused(reason)
+        return RowRefused(reason, prompt_tokens=_prompt_tokens(answer))
     if status == FAILED:
         return CaptureFailed(reason)
     try:
@@ -105,6 +105,15 @@ def _words(answer: httpx.Response) -> str | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return message[:WORDS] if own or status in (*REFUSED, FAILED) else None
+
+
+def _prompt_tokens(answer: httpx.Response) -> int | None:
+    """How long a prompt is that was refused for its length; None where that isn't why."""
+    try:
+        tokens = answer.json()["error"]["prompt_tokens"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return tokens if type(tokens) is int and tokens > 0 else None
 
 
 def json_of(answer: httpx.Response) -> dict[str, Any]:

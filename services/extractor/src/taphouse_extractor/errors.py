@@ -96,7 +96,14 @@ class EngineError(ExtractorError):
 
 
 class RowRefused(EngineError):
-    """The engine refuses this row (4xx): it will refuse it again."""
+    """The engine refuses this row (4xx): it will refuse it again.
+
+    `prompt_tokens` is how long its prompt is, where that is why.
+    """
+
+    def __init__(self, message: str, *, prompt_tokens: int | None = None) -> None:
+        super().__init__(message)
+        self.prompt_tokens = prompt_tokens
 
 
 class CaptureFailed(EngineError):

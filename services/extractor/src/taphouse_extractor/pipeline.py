@@ -162,7 +162,12 @@ class Pipeline:
             if long is not None:
                 return row, _failure(row, long, "too_long", skipped=True)
             return row, (capture, to_sample(prompt, capture))
-        except (BadRow, RowRefused, CaptureFailed) as error:
+        except RowRefused as error:
+            long = too_long(error.prompt_tokens or 0, options)
+            if long is not None:  # longer than the engine takes, too
+                return row, _failure(row, long, "too_long", skipped=True)
+            return row, _failure(row, str(error), error_code(error))
+        except (BadRow, CaptureFailed) as error:
             return row, _failure(row, str(error), error_code(error))
         except InvalidSample as error:
             return row, _failure(row, error.detail, error_code(error))

@@ -1,7 +1,8 @@
 """The audit log: a line for every request that changes or takes away something, or was refused at the door.
 
-It says who (the token's name), from where, what (the route), of which job or shard, how many rows, how it was
-answered and when. Looking (other GETs that are let in) makes no line. No row, no token and no query is in it.
+It says who (the token's name), from where, what (the route, and what an order says), of which job or shards,
+how many rows, how it was answered and when. Looking (other GETs that are let in) makes no line. No row, no
+person, no token and no query is in it.
 """
 
 from __future__ import annotations

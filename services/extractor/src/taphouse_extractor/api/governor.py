@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from taphouse.wire import Governor, GovernorOrder
+from taphouse_extractor.api.audit import Notes
 from taphouse_extractor.api.context import Here
 
 __all__ = ["router"]
@@ -19,6 +20,7 @@ def look(here: Here) -> Governor:
 
 
 @router.post("/v1/governor")
-def order(here: Here, order: GovernorOrder) -> Governor:
+def order(here: Here, order: GovernorOrder, notes: Notes) -> Governor:
     """Let it govern, pin its limit, or stop extraction. Kept through restarts until the next order."""
+    notes |= {"order": order.mode.value, "busy_ms": order.busy_ms}
     return here.governor.give(order)

@@ -11,11 +11,14 @@ from taphouse_extractor.api.context import Here
 __all__ = ["router"]
 
 router = APIRouter(tags=["samples"])
+_NAMED = 1000
+"""Shards that one line of the audit names."""
 
 
 @router.post("/v1/samples/find")
 def find(here: Here, query: SampleQuery, notes: Notes) -> SamplesFound:
     """Rows of a person or a tenant, by id, and the shards that hold them. Reads the rows of all jobs."""
+    notes["of"] = _whose(query)
     found = here.samples.find(query)
     notes["rows"] = found.rows
     return found
@@ -27,6 +30,15 @@ def delete(here: Here, query: SampleQuery, notes: Notes) -> SamplesDeleted:
 
     Jobs that have some must be at their end (409 otherwise).
     """
+    notes["of"] = _whose(query)
     deleted = here.samples.delete(query)
-    notes["rows"] = deleted.rows
+    notes |= {"rows": deleted.rows, "samples": deleted.samples}
+    notes |= {"rewritten": deleted.rewritten[:_NAMED], "removed": deleted.removed[:_NAMED]}
     return deleted
+
+
+def _whose(query: SampleQuery) -> str:
+    """What was asked for, without naming a person: the audit outlives what was deleted."""
+    if query.tenant is not None:
+        return f"tenant {query.tenant}"
+    return "a user" if query.user is not None else f"{len(query.ids or ())} ids"

@@ -13,6 +13,7 @@ from fastapi.responses import FileResponse
 from taphouse.ledger import LedgerEntry
 from taphouse.wire import Consumer, Pruned, PruneRequest, ShardInfo, ShardList
 from taphouse_extractor import consumers
+from taphouse_extractor.api.audit import Notes
 from taphouse_extractor.api.context import Context, Here
 from taphouse_extractor.api.door import Asking, sees_job
 from taphouse_extractor.errors import NotFound
@@ -75,9 +76,12 @@ def download(here: Here, name: str) -> FileResponse:
 
 
 @router.post("/v1/shards/prune")
-def prune(here: Here, request: PruneRequest) -> Pruned:
+def prune(here: Here, request: PruneRequest, notes: Notes) -> Pruned:
     """Take away shards that all consumers have acknowledged, or more by force. Their entries say so."""
-    return here.retention.prune(request)
+    notes |= request.model_dump(exclude_none=True)
+    pruned = here.retention.prune(request)
+    notes["shards"] = pruned.shards
+    return pruned
 
 
 @router.post("/v1/consumers/{consumer}/forget")

@@ -8,6 +8,7 @@
         ├── WrongKey           401  no key, or not one of ours
         ├── TooLarge           413  the body, the stream or the capture is over a limit that never gives way
         ├── InvalidField       422  a field is wrong; ``param`` names it
+        │   └── PromptTooLong       a prompt is longer than the model takes; it says how long
         ├── Busy               429  no room now (slice directory, captures running); ``retry_after`` seconds
         ├── CaptureFailed      500  the capture went wrong; the caller got no sample
         │   └── Disproved           its states are not what the engine computed
@@ -76,6 +77,20 @@ class InvalidField(Refusal):
 
     status = 422
     type = "invalid_request_error"
+
+
+class PromptTooLong(InvalidField):
+    """A prompt of `prompt_tokens` tokens, with what it may generate, is over the model's context length."""
+
+    def __init__(self, message: str, *, param: str, prompt_tokens: int) -> None:
+        super().__init__(message, param=param)
+        self.prompt_tokens = prompt_tokens
+
+    def body(self) -> dict[str, Any]:
+        """As any refusal's, and how many tokens the prompt has."""
+        body = super().body()
+        body["error"]["prompt_tokens"] = self.prompt_tokens
+        return body
 
 
 class Busy(Refusal):

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from taphouse import slices
-from taphouse_tap.api.refusals import InvalidField, MalformedBody
+from taphouse_tap.api.refusals import InvalidField, MalformedBody, PromptTooLong
 
 MAX_NAMED_ERRORS = 5
 
@@ -192,16 +192,17 @@ def parse_request(body: bytes) -> CaptureRequest:
 def check_prompt(token_ids: Sequence[int], max_tokens: int, model: ModelFacts, param: str) -> None:
     """Check one tokenised prompt against the model's vocabulary and context length.
 
-    Raises: `InvalidField`, naming ``param`` and the limit.
+    Raises: `InvalidField`, naming ``param`` and the limit; `PromptTooLong` of them tells the length too.
     """
     if not token_ids:
         raise InvalidField(f"{param}: the prompt is empty: at least one token is needed", param=param)
     length = len(token_ids)
     if length + max_tokens > model.max_model_len:
-        raise InvalidField(
+        raise PromptTooLong(
             f"{param}: {length} prompt tokens and max_tokens={max_tokens} make {length + max_tokens}, "
             f"over the model's limit max_model_len={model.max_model_len}",
             param=param,
+            prompt_tokens=length,
         )
     _check_vocabulary(token_ids, param, model.vocab_size)
 
