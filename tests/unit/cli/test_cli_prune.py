@@ -30,11 +30,11 @@ def test_without_yes_it_only_says(cli, service):
     result = cli("shards", "prune", "--older-than", "24")
     assert result.exit_code == 0, result.output
     assert json.loads(service.bodies[-1]) == {"older_than_s": 86400.0, "force": False, "dry_run": True}
-    assert "1,200 of 57.3 kB would be deleted" in result.stdout and "[t] acknowledged 3" in result.stdout
+    assert "1,200 (57.3 kB) would be deleted" in result.stdout and "[t] acknowledged 3" in result.stdout
 
 
 def test_with_yes_it_does(cli, service):
     result = cli("shards", "prune", "--force", "--yes")
     assert json.loads(service.bodies[-1]) == {"force": True, "dry_run": False}
-    assert "1,200 of 57.3 kB deleted" in result.stdout
+    assert "1,200 (57.3 kB) deleted" in result.stdout
     assert cli.json("shards", "prune", "--yes")["shards"] == 1200

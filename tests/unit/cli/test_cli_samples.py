@@ -58,11 +58,25 @@ def test_delete_wants_yes_and_says_what_was_done(cli, service):
     )
 
 
-@pytest.mark.parametrize(
-    "given", [[], ["a", "--user", "b"], ["--user", "a", "--tenant", "b"], ["--user", ""]]
-)
+@pytest.mark.parametrize("given", [[], ["--user", ""], ["a", ""]])
 @pytest.mark.parametrize("command", ["find", "delete"])
 def test_one_of_the_three_is_named(cli, service, command, given):
     result = cli("samples", command, *given)
     assert result.exit_code == 2 and "one of the three" in result.stderr
+    assert service.requests == []
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["a", "--user", "b"], "ids and --user"),
+        (["--user", "a", "--tenant", "b"], "--user and --tenant"),
+        (["a", "--user", "", "--tenant", "b"], "ids and --user and --tenant"),
+    ],
+)
+@pytest.mark.parametrize("command", ["find", "delete"])
+def test_two_of_the_three_are_too_many(cli, service, command, given, named):
+    result = cli("samples", command, *given)
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {named} were given · do this: give only one of them\n"
     assert service.requests == []

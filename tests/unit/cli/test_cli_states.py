@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taphouse.cli.render import STATE_STYLE, state_text
+from taphouse.cli.render_jobs import STATE_STYLE, state_text
 from taphouse.wire import JobState
 
 

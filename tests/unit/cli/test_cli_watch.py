@@ -9,12 +9,14 @@ import time
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from taphouse.cli.render_consumers import heard
+from taphouse.cli.render_jobs import job_details, jobs_table
+from taphouse.cli.render_panels import jobs_panel
 from taphouse.cli.render_queue import queue_view
 from taphouse.cli.render_watch import HISTORY, SHARDS_SHOWN, Moment, follow, watch_line, watch_view
-from taphouse.wire import Batches, Engine, JobState, QueueStatus, ShardInfo
+from taphouse.wire import Batches, Engine, JobOptions, JobState, QueueStatus, ShardInfo
 
 NOW = 1_790_000_000.0
 EMPTY = {
@@ -29,6 +31,7 @@ EMPTY = {
 DRAWN = """extraction running|2.5/s|1,280/s|1/2 busy|3.217|45.7%|2 shards behind
 21.0 ms / 48.3 ms|110 ms / 420 ms|latency: all requests of the engine|humaneval
 43/100|1 failed|job-a-000030|0.70×|▂▄█"""
+STOPS = JobOptions(on_error="fail")
 NUMBERS = {
     "pending": "2",
     "queued": "4",
@@ -52,6 +55,12 @@ def draw(moment: Moment, width: int = 100, height: int = 50) -> str:
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= width
     return text
+
+
+def drawn(renderable: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(renderable)
+    return console.file.getvalue()
 
 
 @pytest.fixture
@@ -97,15 +106,66 @@ def test_one_engine_of_two_keeps_extraction_running(moment, make):
 def test_each_engine_shows_its_load_and_whether_others_go_first(moment, make):
     busy = Engine(url="http://b", capture="on", in_flight=5, held=2, set_aside="it [hung]")
     two = replace(moment, status=make("status", engines=[*make("status").engines, busy]))
-    for word in ("engines", "http://b", "5 + 2 held", "it [hung]"):
+    for word in ("engines", "http://b", "on, 5 in flight + 2 held", "it [hung]"):
         assert word in draw(two), word
-    assert "http://b: engine on (set aside)" in watch_line(two)
+    assert "http://b: engine on (set aside), 5 in flight + 2 held" in watch_line(two)
     console = Console(file=io.StringIO(), width=200)
     console.print(queue_view(two.status, NOW))
     assert "5 + 2 held" in console.file.getvalue() and "set aside: it [hung]" in console.file.getvalue()
 
     off = [engine.model_copy(update={"capture": "off", "detail": "asleep"}) for engine in two.status.engines]
     assert "asleep (and 1 more)" in watch_line(replace(moment, status=make("status", engines=off)))
+
+
+def test_what_an_engine_that_is_away_says_is_said_once_in_a_line(moment, make):
+    why = "[Errno 111] refused"
+    away = [Engine(url=f"http://{name}", capture="unreachable", detail=why) for name in "ab"]
+    governor = make("governor", reason=f"the limit stands; {why}; {why}")
+    for engines in (away, away[:1], [*make("status").engines, away[0]]):
+        line = watch_line(replace(moment, status=make("status", engines=engines, governor=governor)))
+        assert line.count(why) == 1 and "engine unreachable" in line and "(the limit stands)" in line
+    other = away[1].model_copy(update={"detail": "no route"})
+    both = watch_line(replace(moment, status=make("status", engines=[away[0], other])))
+    assert both.count(why) == 1 and "http://b: engine unreachable: no route" in both
+
+
+def test_what_is_paused_has_no_rate_and_no_end(moment, make):
+    paused = make("job", state="paused", rate=2.5, eta_s=3600.0)
+    for text in (
+        drawn(jobs_table([paused], NOW)),
+        drawn(job_details(paused, NOW)),
+        drawn(jobs_panel([paused], False)),
+    ):
+        assert "paused" in text and "2.5" not in text and "1h" not in text
+    held = make("status", jobs={JobState.PAUSED: 1}, depth=Batches(pending=3), eta_s=3600.0)
+    for text in (
+        draw(replace(moment, status=held)),
+        watch_line(replace(moment, status=held)),
+        drawn(queue_view(held, NOW)),
+    ):
+        assert "57" in text and "1h" not in text
+    runs = make("status", eta_s=3600.0)
+    assert "57, about 1h" in drawn(queue_view(runs, NOW)) and "eta 1h" in watch_line(
+        replace(moment, status=runs)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "percent", "reached"),
+    [
+        ({"state": "cancelled", "succeeded": 28, "failed": 0, "skipped": 32}, "46%", "28 of 60 rows"),
+        ({"state": "failed", "succeeded": 20, "failed": 1, "skipped": 39, "options": STOPS}, "35%",
+         "21 of 60 rows"),
+        ({"state": "failed", "succeeded": 0, "failed": 50, "skipped": 10}, "100%", None),
+        ({"state": "done", "succeeded": 50, "failed": 0, "skipped": 10}, "100%", None),
+    ],
+)  # fmt: skip
+def test_a_job_that_was_cut_short_shows_how_far_it_came(make, changed, percent, reached):
+    job = make("job", rows=60, **changed)
+    assert f" {percent} " in drawn(jobs_table([job], NOW))
+    details = drawn(job_details(job, NOW))
+    assert ("reached" in details) == (reached is not None) and (reached or "") in details
+    assert f"60 = {job.succeeded} succeeded" in details
 
 
 def test_jobs_that_no_engine_fits_are_what_it_waits_for(moment, make):
@@ -193,10 +253,12 @@ def test_the_governor_is_shown_with_productions_p95_beside_its_baseline(moment, 
 
 def test_whose_latency_it_is_is_said(moment, make):
     [engine] = make("status").engines
-    own = engine.latency.model_copy(update={"requests": "production"})
+    assert re.search("all requests +4 running, 1 waiting", draw(moment)) and "on, 3 in flight" in draw(moment)
+    own = engine.latency.model_copy(update={"requests": "production", "requests_waiting": None})
     status = make("status", engines=[engine.model_copy(update={"latency": own})])
     assert "latency: production of the engine" in draw(replace(moment, status=status))
-    assert "engine on, production: itl" in watch_line(replace(moment, status=status))
+    assert re.search("production +4 running  ", draw(replace(moment, status=status)))
+    assert "engine on, 3 in flight, production: itl" in watch_line(replace(moment, status=status))
 
 
 @pytest.mark.parametrize("width", [40, 75, 80, 200])

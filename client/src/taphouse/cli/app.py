@@ -33,7 +33,9 @@ app.add_typer(shards.app, name="shards")
 app.add_typer(samples.app, name="samples")
 app.add_typer(consumers.app, name="consumers")
 app.command("watch")(watch.watch)
-app.command("governor")(governor.governor)
+app.command("governor", context_settings={"ignore_unknown_options": True})(
+    governor.governor
+)  # pin -1 is a number
 app.command("doctor")(doctor.doctor)
 
 

@@ -15,7 +15,7 @@ from taphouse.cli.clean import clean
 from taphouse.cli.exits import CliError, ExitCode
 from taphouse.cli.streams import discard, flush_last, open_closed
 
-__all__ = ["Boundary", "DefaultCommand"]
+__all__ = ["Boundary", "DefaultCommand", "describe", "say"]
 
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 """Base of all usage errors, wherever the installed typer keeps click."""
@@ -150,6 +150,8 @@ def _advice(error: Exception) -> str | None:
     """What to do about an error of the service that brings no advice itself."""
     from taphouse import errors
 
+    if getattr(error, "status", None) == 403:
+        return _FORBIDDEN
     param = (getattr(error, "param", None) or "").partition(".")[0].partition(" ")[0]
     table: tuple[tuple[type[Exception], dict[str, str], str], ...] = (
         (errors.Unauthorized, {}, "give the service's token with --token-file or TAPHOUSE_TOKEN"),
@@ -166,6 +168,10 @@ def _advice(error: Exception) -> str | None:
     return next((by.get(param, advice) for kind, by, advice in table if isinstance(error, kind)), None)
 
 
+_FORBIDDEN = (
+    "give a token that may: with the role read it looks and fetches, with submit it also enqueues, extracts "
+    "and acts on jobs, with admin it may do all; one tenant's never sees what tells of all tenants"
+)
 _WHERE = {
     "consumer": "see who there is with `taphouse consumers`",
     "job_id": "see what there is with `taphouse jobs`",
@@ -189,6 +195,11 @@ _WRONG = {
     "path": "name a file below the service's dataset roots, or upload it: leave --server-path out",
 }
 """By the first word of `param`, which names what of a request is wrong."""
+
+
+def say(error: Exception) -> None:
+    """Tell an error that doesn't end the command: one line on stderr."""
+    _say(*describe(error)[:2])
 
 
 def _say(message: str, advice: str | None) -> None:

@@ -53,10 +53,17 @@ def forget(
     One that runs is refused; one that comes back later is registered again, where it stood.
     """
     from taphouse.cli.render import plain
+    from taphouse.cli.several import Tried
     from taphouse.cli.units import count
+    from taphouse.client.bodies import segment
 
+    for name in names:
+        segment(name)
+    tried = Tried()
     with session.client() as client:
-        gone = [client.forget_consumer(name) for name in names]
+        gone = tried.each(names, client.forget_consumer)
     told = "\n".join(f"forgot {one.name}, which was at ledger entry {count(one.cursor or 0)}" for one in gone)
     document = {"forgotten": [one.model_dump(mode="json") for one in gone]}
-    session.show(document, lambda: plain(told))
+    if gone:
+        session.show(document, lambda: plain(told))
+    tried.end()

@@ -6,7 +6,6 @@ Rows are read one line at a time; nothing holds a dataset in memory.
 from __future__ import annotations
 
 import codecs
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -14,21 +13,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
-
-from pydantic import ValidationError
+from typing import BinaryIO
 
 from taphouse.cli.exits import UsageProblem
+from taphouse.cli.rows import kind_of, parse_row
 from taphouse.wire import Row
 
 __all__ = [
+    "ROW_BYTES",
     "DatasetReport",
     "RowProblem",
     "checked",
     "inspect_rows",
     "lines_of",
     "open_dataset",
-    "parse_row",
     "refuse_bad",
     "rows_of",
     "take",
@@ -40,6 +38,8 @@ PROBLEMS_NAMED = 3
 BLOCK_BYTES = 1 << 18
 LINE_BYTES = 64 << 20
 """A line over this is no row anywhere, and isn't read whole."""
+ROW_BYTES = 4 << 20
+"""What a service takes of one row, unless its `TAPHOUSE_EXTRACTOR_MAX_ROW_BYTES` says otherwise."""
 
 SEND_ANYWAY = (
     "correct them, or send them with --allow-bad-rows: they fail one by one, but a line that is no "
@@ -54,8 +54,6 @@ PACKED = {
 }
 """How files of these kinds begin; no row does."""
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
 
 @dataclass(frozen=True)
 class RowProblem:
@@ -67,11 +65,16 @@ class RowProblem:
 
 @dataclass
 class DatasetReport:
-    """What a dataset holds. `kinds` counts rows by the field that is taken; `problems` are the first ones."""
+    """What a dataset holds. `kinds` counts rows by the field that is taken; `problems` are the first ones.
+
+    `long` counts lines over `ROW_BYTES`, `first_long` is the number of the first (from 1; 0: there is none).
+    """
 
     rows: int = 0
     bytes: int = 0
     bad: int = 0
+    long: int = 0
+    first_long: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     problems: list[RowProblem] = field(default_factory=list)
 
@@ -139,81 +142,6 @@ def take(lines: Iterable[bytes], limit: int | None) -> Iterator[bytes]:
         yield bytes(block)
 
 
-def parse_row(line: bytes, generate: bool = False) -> Row:
-    """One line as a row; with `generate`, a trailing assistant turn will be dropped.
-
-    Raises:
-        ValueError: with a reason for people, as the service would refuse it.
-    """
-    try:
-        value = json.loads(line.decode())  # of bytes it would guess the encoding
-    except UnicodeDecodeError:
-        raise ValueError("not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"a row is a JSON object, this is {_json_kind(value)}")
-    if b"\\u" in line:
-        _check_text(value)
-    row = _as_the_service_reads(line)
-    if b"NaN" in line or b"Infinity" in line:
-        _check_numbers(row)
-    kind = kind_of(row)
-    if kind is None:
-        raise ValueError("it has none of messages, prompt and text")
-    if kind == "messages":
-        _check_messages(row.messages or [], generate)
-    elif not getattr(row, kind):
-        raise ValueError(f"its {kind} is empty")
-    return row
-
-
-def _as_the_service_reads(line: bytes) -> Row:
-    """pydantic's reader takes less nesting than Python's."""
-    try:
-        return Row.model_validate_json(line)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        if first["type"] == "json_invalid" and "recursion limit" in first["msg"]:
-            raise ValueError("nested too deeply") from None
-        where = ".".join(str(part) for part in first["loc"][:2])
-        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
-
-
-def _check_text(value: dict[str, Any]) -> None:
-    """Python reads more than JSON may hold."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("it holds half of a surrogate pair, which is no text") from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _check_numbers(row: Row) -> None:
-    """So does pydantic."""
-    try:
-        json.dumps(row.model_dump(), allow_nan=False)
-    except ValueError:
-        raise ValueError("it holds NaN or Infinity, which JSON doesn't have") from None
-
-
-def _check_messages(messages: list[dict[str, Any]], generate: bool) -> None:
-    for at, message in enumerate(messages):
-        if message.get("role") not in ROLES:
-            raise ValueError(f"messages.{at}.role: {message.get('role')!r:.40} is none of {', '.join(ROLES)}")
-    kept = messages[:-1] if generate and messages and messages[-1]["role"] == "assistant" else messages
-    if not kept:
-        raise ValueError("messages: nothing is left to prompt with")
-
-
-def kind_of(row: Row) -> str | None:
-    """The field that is taken: `messages`, then `prompt`, then `text`; None when all are absent."""
-    return next((kind for kind in ("messages", "prompt", "text") if getattr(row, kind) is not None), None)
-
-
 def inspect_rows(lines: Iterable[bytes], limit: int | None = None, generate: bool = False) -> DatasetReport:
     """Check every row (the first `limit`), counting what is there."""
     report = DatasetReport()
@@ -223,6 +151,9 @@ def inspect_rows(lines: Iterable[bytes], limit: int | None = None, generate: boo
         if limit is not None and report.rows + report.bad >= limit:
             break
         report.bytes += len(line)
+        if len(line.rstrip(b"\r\n")) > ROW_BYTES:
+            report.long += 1
+            report.first_long = report.first_long or number
         try:
             report.kinds[str(kind_of(parse_row(line, generate)))] += 1
             report.rows += 1
@@ -284,8 +215,3 @@ def rows_of(source: str, limit: int | None = None) -> list[Row]:
     if not rows:
         raise UsageProblem(f"{source} holds no rows", "write one JSON object a line")
     return rows
-
-
-def _json_kind(value: object) -> str:
-    names = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")

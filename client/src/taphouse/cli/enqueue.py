@@ -50,7 +50,8 @@ def enqueue(
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check every row and option here, and send nothing.")
+        bool,
+        typer.Option("--dry-run", help="Check every row's form and every option here, and send nothing."),
     ] = False,
     wait: Annotated[
         bool,
@@ -205,17 +206,17 @@ def _name_of(path: str) -> str | None:
 
 
 def _report(session: Session, client: Taphouse, job: Job, wait: bool, fail_on_error: bool) -> None:
-    from taphouse.cli import render
+    from taphouse.cli import render_jobs
     from taphouse.cli.waiting import raise_for_outcome, wait_for
 
     if not wait:
-        session.show(job, lambda: render.job_line(job))
+        session.show(job, lambda: render_jobs.job_line(job))
         if not session.json:
             session.note(f"follow it with: taphouse watch · taphouse jobs {job.id}")
         return
     session.note(f"job {job.id}: {job.rows:,} rows; Ctrl-C stops the waiting, not the job")
     job = wait_for(session, client, job)
-    session.show(job, lambda: render.job_details(job))
+    session.show(job, lambda: render_jobs.job_details(job))
     raise_for_outcome(job, fail_on_error)
 
 
@@ -223,7 +224,7 @@ def _check(
     session: Session, dataset: str, options: JobOptions, *, limit: int | None, allow_bad: bool
 ) -> None:
     """Read every row, say what is there, and send nothing."""
-    from taphouse.cli import render
+    from taphouse.cli import render_jobs
     from taphouse.cli.dataset import inspect_rows, lines_of, open_dataset, refuse_bad
 
     with open_dataset(dataset) as (file, _):
@@ -236,9 +237,10 @@ def _check(
         "kinds": dict(report.kinds),
         "bytes": report.bytes,
         "batches": batches,
+        "over_row_bytes": report.long,
         "options": options.model_dump(mode="json"),
         "problems": [{"line": p.line, "reason": p.reason} for p in report.problems],
     }
-    session.show(document, lambda: render.dry_run(report, options, batches))
+    session.show(document, lambda: render_jobs.dry_run(report, options, batches))
     if not (report.bad and allow_bad):
         refuse_bad(report, dataset)

@@ -51,6 +51,8 @@ def governor(
 
 def _check(action: str | None, limit_ms: float | None) -> None:
     """Raise `UsageProblem` for what makes no sense."""
+    if action is not None and action.startswith("-"):
+        raise UsageProblem(f"No such option: {action}", "see `taphouse governor --help`")
     if action is not None and action not in ACTIONS:
         raise UsageProblem(f"there is no action {action!r}", "give auto, pin or stop")
     if action != "pin" and limit_ms is not None:

@@ -43,17 +43,17 @@ def list_jobs(
     ] = None,
 ) -> None:
     """List jobs, newest first; or show one. Runs when `jobs` is given no command."""
-    from taphouse.cli import render
+    from taphouse.cli import render_jobs
     from taphouse.wire import JobList
 
     wanted = _state(state)
     with session.client() as client:
         if job_id is not None:
             job = client.job(job_id)
-            session.show(job, lambda: render.job_details(job))
+            session.show(job, lambda: render_jobs.job_details(job))
             return
         jobs = [job for job in client.jobs(limit=limit) if wanted in (None, job.state)]
-    session.show(JobList(jobs=jobs), lambda: render.jobs_table(jobs))
+    session.show(JobList(jobs=jobs), lambda: render_jobs.jobs_table(jobs))
 
 
 def _state(text: str | None) -> JobState | None:
@@ -91,8 +91,8 @@ def cancel(session: Session, job_ids: JobIds) -> None:
 @app.command("retry")
 @with_session()
 def retry(session: Session, job_ids: JobIds) -> None:
-    """Try the failed rows of jobs again."""
-    _each(session, job_ids, lambda client, job_id: client.retry(job_id))
+    """Try the failed rows of jobs again; a cancelled job's are enqueued anew instead."""
+    _each(session, job_ids, _retried)
 
 
 @app.command("failures")
@@ -106,12 +106,38 @@ def failures(
             typer.echo(failure.model_dump_json())
 
 
+def _retried(client: Taphouse, job_id: str) -> Job:
+    from taphouse.errors import Conflict, TaphouseError
+    from taphouse.wire import JobState
+
+    try:
+        return client.retry(job_id)
+    except Conflict as error:
+        try:
+            cancelled = client.job(job_id).state is JobState.CANCELLED
+        except TaphouseError:
+            raise error from None
+        if cancelled:
+            error.advice = "make another job of its rows: `taphouse enqueue DATASET --again`"
+        raise
+
+
 def _each(session: Session, job_ids: list[str], act: Callable[[Taphouse, str], Job]) -> None:
-    from taphouse.cli import render
+    """Do it to each job; those it was done to are shown, and every error is told."""
+    from taphouse.cli import render_jobs
+    from taphouse.cli.several import Tried
+    from taphouse.client.bodies import segment
     from taphouse.wire import JobList
 
     if not all(job_id.strip() for job_id in job_ids):
         raise UsageProblem("a job id is empty", "see ids with `taphouse jobs`")
+    for job_id in job_ids:  # what can't be sent is refused before anything is
+        segment(job_id)
+    tried = Tried()
     with session.client() as client:
-        jobs = [act(client, job_id) for job_id in job_ids]
-    session.show(jobs[0] if len(jobs) == 1 else JobList(jobs=jobs), lambda: render.jobs_table(jobs))
+        jobs = tried.each(job_ids, lambda job_id: act(client, job_id))
+    if jobs:
+        session.show(
+            jobs[0] if len(job_ids) == 1 else JobList(jobs=jobs), lambda: render_jobs.jobs_table(jobs)
+        )
+    tried.end()

@@ -11,10 +11,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from taphouse.cli.render import facts_grid, plain, state_text, table
+from taphouse.cli.render import facts_grid, plain, table
 from taphouse.cli.render_consumers import heard, number_text
 from taphouse.cli.render_governor import governor_body, governor_text
-from taphouse.cli.render_queue import capture_text, engine_load, latency_of
+from taphouse.cli.render_jobs import eta_text, rows_done, state_text
+from taphouse.cli.render_queue import capture_text, engine_load, latency_of, queue_eta
 from taphouse.cli.units import age, count, duration, milliseconds, per_second, ratio, size, spark
 from taphouse.wire import Consumer, Governor, Job, Latency, QueueStatus, Rate, ShardInfo
 
@@ -73,9 +74,7 @@ def queue_panel(status: QueueStatus) -> Panel:
     ]
     for (name, number, style), (other, value) in zip(left, right, strict=True):
         grid.add_row(name, Text(count(number), style if number else ""), other, value)
-    grid.add_row(
-        "rows left", count(status.rows_left), "eta", duration(status.eta_s) if status.rows_left else "–"
-    )
+    grid.add_row("rows left", count(status.rows_left), "eta", queue_eta(status))
     return _panel("queue, in batches", grid, alarm=not status.workers)
 
 
@@ -101,11 +100,10 @@ def engine_panel(status: QueueStatus) -> Panel:
     for engine in status.engines:
         why = f" – {engine.detail}" if engine.detail else ""
         facts: list[tuple[str, RenderableType]] = [("engine", plain(engine.url))] if several else []
-        facts.append(("capture", capture_text(engine.capture).append(why, "")))
+        load = f", {engine_load(engine, ' in flight')}" if engine.capture == "on" else ""
+        facts.append(("capture", capture_text(engine.capture).append(f"{load}{why}", "")))
         if engine.set_aside:
             facts.append(("set aside", Text(engine.set_aside, "yellow")))
-        if several and engine.capture == "on":
-            facts.append(("in flight", engine_load(engine)))
         parts.append(facts_grid(facts + _latency_facts(engine.latency)))
     whose = sorted({latency_of(engine.latency) for engine in status.engines})
     parts.append(Text(f"latency: {' and '.join(whose)}{' of the engine' if len(whose) == 1 else ''}", "dim"))
@@ -126,12 +124,16 @@ def _latency_facts(latency: Latency | None) -> list[tuple[str, RenderableType]]:
     return [
         ("itl p50 / p95", f"{milliseconds(latency.itl_p50)} / {milliseconds(latency.itl_p95)}"),
         ("ttft p50 / p95", f"{milliseconds(latency.ttft_p50)} / {milliseconds(latency.ttft_p95)}"),
-        (
-            "requests",
-            f"{number_text(latency.requests_running)} running, "
-            f"{number_text(latency.requests_waiting)} waiting",
-        ),
+        (latency_of(latency), _requests(latency)),
     ]
+
+
+def _requests(latency: Latency) -> str:
+    """How many there are; the tap's own count tells nothing of waiting ones."""
+    waiting = latency.requests_waiting
+    return f"{number_text(latency.requests_running)} running" + (
+        "" if waiting is None else f", {number_text(waiting)} waiting"
+    )
 
 
 def trainer_panel(consumers: Sequence[Consumer], now: float) -> Panel:
@@ -178,12 +180,12 @@ def jobs_panel(jobs: Sequence[Job], narrow: bool) -> Panel:
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     for job in jobs[:JOBS_SHOWN]:
-        ended = job.succeeded + job.failed + job.skipped
+        ended = rows_done(job)
         done = Text(f"{count(ended)}/{count(job.rows)}")
         if job.failed:
             done.append(f" ({count(job.failed)} failed)", "bold red")
         bar = [] if narrow else [ProgressBar(total=max(job.rows, 1), completed=ended)]
-        grid.add_row(plain(job.name or job.id), state_text(job.state), *bar, done, duration(job.eta_s))
+        grid.add_row(plain(job.name or job.id), state_text(job.state), *bar, done, eta_text(job))
     if len(jobs) > JOBS_SHOWN:
         grid.add_row(Text(f"and {len(jobs) - JOBS_SHOWN} more", "dim"))
     return _panel("jobs", grid)

@@ -20,6 +20,7 @@ __all__ = [
     "engine_problem",
     "extraction_state",
     "latency_of",
+    "queue_eta",
     "queue_view",
     "rate_text",
 ]
@@ -57,6 +58,12 @@ def extraction_state(status: QueueStatus) -> tuple[str, str, str | None]:
     )
 
 
+def queue_eta(status: QueueStatus) -> str:
+    """When no row is left; "–" where none is, or while extraction is paused."""
+    paused = extraction_state(status)[0] == "paused"
+    return "–" if paused or not status.rows_left else duration(status.eta_s)
+
+
 def _stuck(status: QueueStatus) -> str | None:
     if not status.workers:
         return "no worker: start `taphouse-extractor worker`"
@@ -72,10 +79,10 @@ def engine_problem(engine: Engine) -> str:
     return f"{what}: {engine.detail}" if engine.detail else what
 
 
-def engine_load(engine: Engine) -> str:
-    """What an engine has of extraction: captures in flight, and requests held back for production."""
+def engine_load(engine: Engine, unit: str = "") -> str:
+    """What an engine has of extraction: captures in flight (`unit` says so), and requests held back."""
     held = f" + {count(engine.held)} held" if engine.held else ""
-    return f"{'–' if engine.in_flight is None else count(engine.in_flight)}{held}"
+    return f"{'–' if engine.in_flight is None else count(engine.in_flight)}{unit}{held}"
 
 
 def depth_text(status: QueueStatus) -> Text:
@@ -107,7 +114,7 @@ def queue_view(status: QueueStatus, now: float | None = None) -> RenderableType:
         ("jobs", jobs),
         (
             "rows left",
-            f"{count(status.rows_left)}, about {duration(status.eta_s)}" if status.rows_left else "0",
+            count(status.rows_left) + ("" if (eta := queue_eta(status)) == "–" else f", about {eta}"),
         ),
         *((f"last {duration(rate.window_s)}", rate_text(rate)) for rate in status.rates),
         ("ledger head", count(status.ledger_head)),

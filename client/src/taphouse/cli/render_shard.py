@@ -23,9 +23,9 @@ FINDINGS_SHOWN = 5
 
 def pruned_view(pruned: Pruned) -> RenderableType:
     """What was taken away, or would be, and what kept the rest."""
-    done = "would be deleted: give --yes to delete them" if pruned.dry_run else "deleted"
+    done = " would be deleted: give --yes to delete them" if pruned.dry_run else " deleted"
     facts: list[tuple[str, RenderableType]] = [
-        ("shards", f"{count(pruned.shards)} of {size(pruned.bytes)} {done}")
+        ("shards", f"{count(pruned.shards)} ({size(pruned.bytes)}){done}")
     ]
     return facts_grid([*facts, ("the next", plain(pruned.held))] if pruned.held else facts)
 

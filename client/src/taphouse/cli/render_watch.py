@@ -24,9 +24,9 @@ from taphouse.cli.render_panels import (
     side_by_side,
     trainer_panel,
 )
-from taphouse.cli.render_queue import engine_problem, extraction_state, latency_of
+from taphouse.cli.render_queue import engine_load, engine_problem, extraction_state, latency_of, queue_eta
 from taphouse.cli.units import duration, milliseconds, per_second, size
-from taphouse.wire import Consumer, Engine, Job, QueueStatus, ShardInfo
+from taphouse.wire import Consumer, Engine, Governor, Job, QueueStatus, ShardInfo
 
 __all__ = ["HISTORY", "SHARDS_SHOWN", "Moment", "follow", "watch_line", "watch_view"]
 
@@ -122,7 +122,7 @@ def watch_line(moment: Moment) -> str:
         f"extraction {word}{f' ({reason})' if reason else ''}",
         f"batches {depth.pending} pending {depth.queued} queued {depth.waiting} retrying "
         f"{depth.running} running {depth.finished} finished",
-        f"rows left {status.rows_left} eta {duration(status.eta_s)}",
+        f"rows left {status.rows_left} eta {queue_eta(status)}",
     ]
     if status.rates:
         rate = status.rates[0]
@@ -134,9 +134,14 @@ def watch_line(moment: Moment) -> str:
         parts.append(f"unconsumed {unconsumed_text(status.unconsumed)}")
     parts += [_consumer_line(consumer) for consumer in status.consumers] or ["no trainer"]
     several = len(status.engines) > 1
-    parts += [_engine_line(engine, named=several) for engine in status.engines] or ["no engine"]
+    said = reason or ""
+    for engine in status.engines:
+        parts.append(_engine_line(engine, named=several, said=said))
+        said += parts[-1]
+    if not status.engines:
+        parts.append("no engine")
     if status.governor is not None:
-        parts.append(governor_line(status.governor))
+        parts.append(governor_line(_without(status.governor, status.engines)))
     return f"{_clock(moment.now)} " + " | ".join(parts)
 
 
@@ -149,11 +154,24 @@ def _consumer_line(consumer: Consumer) -> str:
     )
 
 
-def _engine_line(engine: Engine, *, named: bool) -> str:
+def _without(governor: Governor, engines: list[Engine]) -> Governor:
+    """The governor without what the engines say themselves: it repeats why each is unreachable."""
+    reason = governor.reason
+    for engine in engines:
+        if engine.capture != "on" and engine.detail:
+            reason = reason.replace(f"; {engine.detail}", "")
+    return governor.model_copy(update={"reason": reason})
+
+
+def _engine_line(engine: Engine, *, named: bool, said: str) -> str:
+    """What is `said` in the same line already isn't repeated."""
     name = f"{engine.url}: " if named else ""
     if engine.capture != "on":
+        if engine.detail and engine.detail in said:
+            engine = engine.model_copy(update={"detail": None})
         return f"{name}{engine_problem(engine)}"
-    state = f"{name}engine on{' (set aside)' if engine.set_aside else ''}"
+    aside = " (set aside)" if engine.set_aside else ""
+    state = f"{name}engine on{aside}, {engine_load(engine, ' in flight')}"
     latency = engine.latency
     if latency is None:
         return state

@@ -67,6 +67,11 @@ def _query(ids: list[str] | None, user: str | None, tenant: str | None) -> Sampl
 
     from taphouse.wire import SampleQuery
 
+    named = [
+        what for what, value in (("ids", ids), ("--user", user), ("--tenant", tenant)) if value is not None
+    ]
+    if len(named) > 1:
+        raise UsageProblem(f"{' and '.join(named)} were given", "give only one of them")
     try:
         return SampleQuery(ids=ids or None, user=user, tenant=tenant)
     except ValidationError as error:

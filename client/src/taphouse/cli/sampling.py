@@ -81,6 +81,7 @@ def job_options(layers: str | None = None, **given: Any) -> JobOptions:
     """
     from pydantic import ValidationError
 
+    from taphouse.cli.words import told
     from taphouse.wire import JobOptions
 
     fields = {name: value for name, value in given.items() if value not in (None, [])}
@@ -91,7 +92,12 @@ def job_options(layers: str | None = None, **given: Any) -> JobOptions:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         option = "--" + str(first["loc"][0]).replace("_", "-")
-        raise UsageProblem(f"{option}: {first['msg']}", f"give another {option}") from error
+        what = _FORMS.get(str(first["loc"][0]) if first["type"] == "string_pattern_mismatch" else "")
+        raise UsageProblem(f"{option}: {what or told(first)}", f"give another {option}") from error
+
+
+_FORMS = {"output_prefix": "it must be letters, digits, . _ and -, at most 64, the first a letter or digit"}
+"""What a text has to be whose pattern says nothing to people."""
 
 
 def _layer_ids(text: str) -> list[int]:

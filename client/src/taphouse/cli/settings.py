@@ -19,6 +19,7 @@ from pydantic_settings import (
 )
 
 from taphouse.cli.exits import UsageProblem
+from taphouse.cli.words import told
 
 __all__ = ["Settings", "load_settings"]
 
@@ -124,7 +125,7 @@ def load_settings(options: dict[str, Any]) -> Settings:
         first = error.errors(include_input=False, include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"]) or "settings"
         raise UsageProblem(
-            f"setting {name}: {first['msg']}",
+            f"setting {name}: {told(first)}",
             f"correct {_OPTIONS.get(name, 'it')}, TAPHOUSE_{name.upper()} or the configuration file",
         ) from error
     except ValueError as error:  # a TOML file that doesn't parse

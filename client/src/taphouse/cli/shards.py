@@ -80,23 +80,29 @@ def get(
 
     NAME is a shard's name with or without .safetensors.
     """
-    from taphouse.cli.terminal import bytes_bar
+    from taphouse.cli.several import Tried
 
     targets = _targets(names, out)
     taken = [str(path) for path in targets.values() if path.exists() and not force]
     if taken:
         raise UsageProblem(f"{', '.join(taken)} exists already", "give another --out, or --force")
     _make_directory(next(iter(targets.values())).parent)
-    files = []
+    tried = Tried()
     with session.client() as client:
-        for name, target in targets.items():
-            with bytes_bar(session.err, name, None) as step:
-                path = client.download(name, target, progress=step)
-            files.append({"shard": name, "path": str(path), "bytes": path.stat().st_size})
-            if not session.json:
-                session.out.print(str(path), markup=False, soft_wrap=True)
-    if session.json:
+        files = tried.each(targets, lambda name: _fetched(session, client, name, targets[name]))
+    if session.json and (files or not tried.errors):
         session.write_json({"files": files})
+    tried.end()
+
+
+def _fetched(session: Session, client: Taphouse, name: str, target: Path) -> dict[str, str | int]:
+    from taphouse.cli.terminal import bytes_bar
+
+    with bytes_bar(session.err, name, None) as step:
+        path = client.download(name, target, progress=step)
+    if not session.json:
+        session.out.print(str(path), markup=False, soft_wrap=True)
+    return {"shard": name, "path": str(path), "bytes": path.stat().st_size}
 
 
 def _targets(names: list[str], out: Path) -> dict[str, Path]:
