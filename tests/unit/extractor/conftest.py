@@ -308,7 +308,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
         tokens_file: Path | None = None,
         requests_per_minute: int = 0,
         max_jobs: int = 0,
-        most_watchers: int = 8,
+        watchers: Watchers | None = None,
         open_metrics: bool = True,
         home: Callable[[], str | None] = lambda: None,
     ) -> Service:
@@ -340,7 +340,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
             retention=Retention(bench.records, bench.ledger, RetentionPolicy()),
             dataset_roots=(datasets,),
             pulse=pulse,
-            watchers=Watchers(most_watchers),
+            watchers=watchers or Watchers(8, 8),
             max_jobs=max_jobs,
         )
         app = create_app(
@@ -352,7 +352,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
             body_timeout_s=body_timeout_s,
         )
         listener = socket.create_server(("127.0.0.1", 0))
-        server = Prompt(uvicorn.Config(app, log_level="error", lifespan="off"))
+        server = Prompt(uvicorn.Config(app, log_level="error", lifespan="off", http="h11"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         assert server.serves.wait(10)

@@ -10,10 +10,8 @@ from contextlib import nullcontext
 from typing import Any
 from unittest.mock import Mock
 
-import httpx
 import pytest
 import redis
-import uvicorn
 from rq import Worker
 from rq.exceptions import StopRequested
 from tests.unit.extractor.conftest import Bench
@@ -30,7 +28,6 @@ from taphouse_extractor.jobs import BatchWorker, run_worker
 from taphouse_extractor.leases import keep_renewing
 from taphouse_extractor.monitor import EngineMonitor
 from taphouse_extractor.retention import Retention, RetentionPolicy
-from taphouse_extractor.serving import Server
 from taphouse_extractor.trouble import Trouble
 
 AWAY = redis.ConnectionError("Redis is away")
@@ -272,28 +269,3 @@ def test_a_workers_trouble_is_over_when_redis_has_its_signs_of_life(
 def rq_begins(worker: Worker, *_: object, **__: object) -> None:
     """As much of a worker as its loop needs while Redis is away."""
     worker.name, worker.queues, worker.log = "w", [], logging.getLogger("rq.worker")
-
-
-def test_a_server_says_once_where_it_serves(caplog: pytest.LogCaptureFixture) -> None:
-    async def app(scope: object, receive: object, send: Callable[..., object]) -> None:
-        await send({"type": "http.response.start", "status": 204})
-        await send({"type": "http.response.body"})
-
-    leaving = threading.Event()
-    server = Server(
-        uvicorn.Config(app, port=0, lifespan="off", log_level="warning"), leaving, {"governor": "on"}
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
-    with caplog.at_level(logging.INFO, "taphouse_extractor"):
-        thread.start()
-        try:
-            until = time.monotonic() + 10
-            while not caplog.records and time.monotonic() < until:
-                thread.join(0.01)
-            [line] = caplog.records
-            status = httpx.get(line.address).status_code
-        finally:
-            server.handle_exit(15, None)
-            thread.join(10)
-    assert (line.getMessage(), line.governor, status) == ("serves", "on", 204)
-    assert leaving.is_set() and not thread.is_alive()

@@ -6,13 +6,14 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message
 from tests.unit.extractor.conftest import TOKEN, Bench, Service
 
 from taphouse.errors import StoreError
@@ -29,7 +30,9 @@ from taphouse.wire import (
     QueueStatus,
     Rate,
 )
-from taphouse_extractor.pulse import Pulse, point_of
+from taphouse_extractor.api import events as events_module
+from taphouse_extractor.api.events import Watched
+from taphouse_extractor.pulse import Pulse, Watchers, point_of
 from taphouse_extractor.states import ACTIONS
 
 Serve = Callable[..., Service]
@@ -121,7 +124,7 @@ def test_an_id_that_is_none_is_refused(serve: Serve) -> None:
 
 
 def test_streams_are_bounded_and_counted_down(serve: Serve) -> None:
-    service = serve(most_watchers=1)
+    service = serve(watchers=Watchers(1))
     with watching(service) as events:
         until(events, "moment")
         refused = httpx.get(service.url + "/v1/events", headers=AUTH)
@@ -133,8 +136,53 @@ def test_streams_are_bounded_and_counted_down(serve: Serve) -> None:
     pytest.fail("a stream that was left is still counted")
 
 
+@pytest.mark.parametrize("ends_by", ["its deadline", "the end of the process"])
+def test_a_stream_that_nobody_reads_gives_its_place_back(
+    ends_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_module, "GRACE_S", 0.05)
+    watchers, leaving = Watchers(1, longest_s=0.1 if ends_by == "its deadline" else 3600), threading.Event()
+    stuck = asyncio.Event()
+
+    async def said() -> AsyncIterator[str]:
+        yield "event: hello"
+
+    async def never_taken(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            stuck.set()
+            await asyncio.Event().wait()
+
+    async def stream() -> None:
+        assert watchers.enter("ci") is None
+        scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+        over = asyncio.ensure_future(Watched(said(), watchers, "ci", leaving)(scope, never, never_taken))
+        await stuck.wait()
+        assert watchers.enter("ci") is not None
+        if ends_by != "its deadline":
+            leaving.set()
+        await asyncio.wait_for(over, 10)
+
+    asyncio.run(stream())
+    assert watchers.open == 0
+
+
+async def never() -> Message:
+    """A client that says nothing and stays."""
+    return await asyncio.get_running_loop().create_future()
+
+
+def test_one_token_cannot_take_all_streams() -> None:
+    watchers = Watchers(3, each=2)
+    assert [watchers.enter("ci") for _ in range(2)] == [None, None]
+    assert watchers.enter("ci") == "2 streams are open already with this token"
+    assert watchers.enter("ops") is None
+    assert watchers.enter("other") == "3 streams are open already"
+    watchers.leave("ci")
+    assert watchers.enter("other") is None
+
+
 def test_many_at_once_are_no_more_than_may_be(serve: Serve) -> None:
-    url = serve(most_watchers=3).url + "/v1/events"
+    url = serve(watchers=Watchers(3)).url + "/v1/events"
 
     async def status(client: httpx.AsyncClient, all_asked: asyncio.Barrier) -> int:
         async with client.stream("GET", url, headers=AUTH) as answer:

@@ -7,6 +7,7 @@ taphouse-extractor worker  one worker: run as many as the engines can feed
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import socket
 import sys
@@ -16,7 +17,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-import uvicorn
 from fastapi import FastAPI
 from pydantic import ValidationError
 
@@ -48,7 +48,7 @@ from taphouse_extractor.records import BatchRef, Records
 from taphouse_extractor.retention import Retention, RetentionPolicy
 from taphouse_extractor.retries import Retries
 from taphouse_extractor.samples import Samples
-from taphouse_extractor.serving import Server
+from taphouse_extractor.serving import Bounds, Server
 from taphouse_extractor.settings import Settings
 from taphouse_extractor.spool import Limits
 from taphouse_extractor.sums import SumKeeper, Sums
@@ -153,7 +153,7 @@ def build_api(settings: Settings) -> FastAPI:
         retention=retention,
         dataset_roots=settings.dataset_roots,
         pulse=pulse,
-        watchers=Watchers(),
+        watchers=Watchers(settings.max_streams, settings.max_streams_per_token, settings.stream_s),
         max_jobs=settings.max_jobs_per_token,
     )
 
@@ -184,8 +184,7 @@ def build_api(settings: Settings) -> FastAPI:
             yield
         finally:
             stop.set()
-            for thread in threads:
-                thread.join()
+            await asyncio.to_thread(_join, threads)  # meanwhile requests that were cut off clean up
             engines.close()
 
     return create_app(
@@ -197,6 +196,11 @@ def build_api(settings: Settings) -> FastAPI:
         body_timeout_s=settings.body_timeout_s,
         lifespan=lifespan,
     )
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join()
 
 
 def work(settings: Settings) -> None:
@@ -291,16 +295,14 @@ def run_api(settings: Settings) -> None:
     """Serve the API until SIGTERM or SIGINT."""
     write_to(settings.audit_log)
     app = build_api(settings)
-    config = uvicorn.Config(
-        app, host=settings.host, port=settings.port, log_level="warning", access_log=False
-    )
     facts = {
         "version": __version__,
         "store": settings.store,
         "engines": [engine.url for engine in settings.each_engine()],
         "governor": "on" if settings.governor else "off",
     }
-    Server(config, app.state.context.pulse.leaving, facts).run()
+    bounds = Bounds(settings.max_header_bytes, settings.send_timeout_s, settings.shutdown_s)
+    Server(app, (settings.host, settings.port), bounds, app.state.context.pulse.leaving, facts).run()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -92,21 +92,32 @@ class Pulse:
 
 
 class Watchers:
-    """Counts open streams, at most `most`. Of one thread, the event loop's."""
+    """Counts open streams: at most `most`, `each` of one name, `longest_s` seconds long.
 
-    def __init__(self, most: int = 64) -> None:
-        self.most, self.open = most, 0
+    Of one thread, the event loop's.
+    """
 
-    def enter(self) -> bool:
-        """Count one more, which has to `leave`; False: no more may be opened."""
-        if self.open >= self.most:
-            return False
-        self.open += 1
-        return True
+    def __init__(self, most: int = 64, each: int = 16, longest_s: float = 300.0) -> None:
+        self._most, self._each, self.longest_s = most, each, longest_s
+        self._open = Counter[str]()
 
-    def leave(self) -> None:
+    @property
+    def open(self) -> int:
+        """Streams that are open now."""
+        return self._open.total()
+
+    def enter(self, name: str) -> str | None:
+        """Count one more of `name`, which has to `leave`; or why no more may be opened."""
+        if self.open >= self._most:
+            return f"{self._most} streams are open already"
+        if self._open[name] >= self._each:
+            return f"{self._each} streams are open already with this token"
+        self._open[name] += 1
+        return None
+
+    def leave(self, name: str) -> None:
         """One less."""
-        self.open -= 1
+        self._open[name] -= 1
 
 
 def point_of(status: QueueStatus) -> Point:

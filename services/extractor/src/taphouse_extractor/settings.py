@@ -120,9 +120,21 @@ class Settings(ServiceSettings):
     extract_max_bytes: int = Field(default=512 * MIB, ge=1, description="Raw bytes of one direct extraction.")
     extract_concurrency: int = Field(default=4, ge=1, description="Direct extractions at once.")
     max_request_bytes: int = Field(default=8 * MIB, ge=1, description="Body of a JSON request.")
+    max_header_bytes: int = Field(
+        default=64 << 10, ge=4096, description="Request line and headers of one request."
+    )
     body_timeout_s: float = Field(
         default=60.0, gt=0, description="A request whose body stands still for so long is refused (408)."
     )
+    send_timeout_s: float = Field(
+        default=60.0, gt=0, description="A client that takes nothing of its answer for so long is cut off."
+    )
+    shutdown_s: int = Field(
+        default=10, ge=0, description="Longest wait for open requests when the API is told to end."
+    )
+    max_streams: int = Field(default=64, ge=1, description="Streams of events at once.")
+    max_streams_per_token: int = Field(default=16, ge=1, description="Those of one token.")
+    stream_s: float = Field(default=300.0, gt=0, description="Longest life of a stream of events.")
 
     max_queued: int = Field(default=64, ge=1, description="Batches queued in Redis at once, over all jobs.")
     feeder_interval_s: float = Field(default=1.0, gt=0, description="How often the feeder looks.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 from itertools import islice
 from typing import Annotated, Any
@@ -26,12 +27,13 @@ from taphouse_extractor.pulse import Look, Watchers
 from taphouse_extractor.states import ACTIONS
 from taphouse_extractor.tokens import Caller
 
-__all__ = ["event", "router"]
+__all__ = ["Watched", "event", "router"]
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["operations"])
 EVERY_S = 1.0
-STREAM_S = 300.0
+LEAVING_S = 0.2
+GRACE_S = 2.0
 HEARTBEAT_S = 5.0
 FIRST_SHARDS = 60
 SHARDS_A_ROUND = 200
@@ -58,33 +60,55 @@ async def events(
 ) -> StreamingResponse:
     """The service as it goes on: `hello`, then `moment`, `jobs`, `shard` and `problem` as they come.
 
-    Begins with the newest shards, or after `Last-Event-ID`. Ends after five minutes, so that a token that was
+    Begins with the newest shards, or after `Last-Event-ID`. Ends after some minutes, so that a token that was
     taken away sees no more: connect again with the last id.
     """
     after = int(last_event_id) if last_event_id is not None else None
-    if not here.watchers.enter():
-        raise TooBusy(f"{here.watchers.most} streams are open already", retry_after=10)
-    return _Watched(
+    full = here.watchers.enter(who.name)
+    if full is not None:
+        raise TooBusy(full, retry_after=10)
+    return Watched(
         _stream(here, who, after),
         here.watchers,
+        who.name,
+        here.pulse.leaving,
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-class _Watched(StreamingResponse):
-    """A stream that was counted before it began, so that many at once are no more than may be."""
+class Watched(StreamingResponse):
+    """A stream that was counted as `name`'s before it began; its place is free by its deadline.
 
-    def __init__(self, content: AsyncIterator[str], watchers: Watchers, **more: Any) -> None:
+    Also where the caller has left, and nothing is streamed; or reads nothing, and a send stands still.
+    """
+
+    def __init__(
+        self,
+        content: AsyncIterator[str],
+        watchers: Watchers,
+        name: str,
+        leaving: threading.Event,
+        **more: Any,
+    ) -> None:
         super().__init__(content, **more)
-        self._watchers = watchers
+        self._watchers, self._name, self._leaving = watchers, name, leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Also where the caller has left, and nothing is streamed."""
+        """Stream until its end, or until it is to end and doesn't."""
+        streaming = asyncio.ensure_future(super().__call__(scope, receive, send))
+        loop = asyncio.get_running_loop()
+        end, told = loop.time() + self._watchers.longest_s + GRACE_S, False
         try:
-            await super().__call__(scope, receive, send)
+            while not streaming.done() and loop.time() < end:
+                if self._leaving.is_set() and not told:
+                    end, told = loop.time() + GRACE_S, True
+                await asyncio.wait({streaming}, timeout=LEAVING_S)
+            if streaming.done():
+                await streaming
         finally:
-            self._watchers.leave()
+            streaming.cancel()
+            self._watchers.leave(self._name)
 
 
 def event(name: str, said: BaseModel, number: int | None = None) -> str:
@@ -96,7 +120,7 @@ def event(name: str, said: BaseModel, number: int | None = None) -> str:
 async def _stream(here: Context, who: Caller, after: int | None) -> AsyncIterator[str]:
     yield "retry: 2000\n\n" + event("hello", _hello(here, who))
     told, loop = "", asyncio.get_running_loop()
-    end = loop.time() + STREAM_S
+    end = loop.time() + here.watchers.longest_s
     while loop.time() < end and not here.pulse.leaving.is_set():
         began = loop.time()
         work = asyncio.ensure_future(run_in_threadpool(_round, here, after))
