@@ -194,6 +194,7 @@ class Bench:
             leases=self.leases,  # type: ignore[arg-type]
             limits=limits or FeederLimits(max_queued=3, max_attempts=2, start_grace_s=5.0),
             give_up=self.pipeline.give_up,
+            close=self.pipeline.close,
             paused=paused,
             **more,
         )
@@ -336,7 +337,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
             governor=panel,
             retries=Retries(bench.records),
             limits=Limits(100_000, max_rows, 5_000),
-            samples=Samples(bench.records, bench.ledger, bench.overview.settled),
+            samples=Samples(bench.records, bench.ledger, bench.overview.settled, bench.pipeline.close),
             retention=Retention(bench.records, bench.ledger, RetentionPolicy()),
             dataset_roots=(datasets,),
             pulse=pulse,

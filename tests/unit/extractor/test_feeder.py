@@ -9,13 +9,14 @@ from tests.unit.extractor.conftest import Bench
 from taphouse.errors import StoreFull, WrongStore
 from taphouse.ledger import Reconciliation
 from taphouse.shards import shard_path
-from taphouse.wire import JobOptions
+from taphouse.wire import JobOptions, PruneRequest
 from taphouse_extractor import feeder as feeder_module
 from taphouse_extractor import moves
 from taphouse_extractor.feeder import Feeder
 from taphouse_extractor.leases import Tries, Waits
 from taphouse_extractor.moves import Moves
 from taphouse_extractor.records import BatchRef, JobRecord
+from taphouse_extractor.retention import Retention, RetentionPolicy
 from taphouse_extractor.spool import Limits, Spool
 from taphouse_extractor.stands import Stands
 
@@ -376,3 +377,34 @@ def test_a_batch_that_can_not_be_given_up_now_holds_nobody_up(
     assert list(bench.queue.queued.values()) == refs(other.id, 0)
     feeder.step()
     assert bench.records.outcome(ref) is not None
+
+
+@pytest.mark.parametrize("at", ["append", "put_outcome"])
+def test_a_sealed_batch_of_a_cancelled_job_gets_entry_and_outcome(
+    bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Its worker died after sealing; the job was cancelled long ago, and is not looked at any more."""
+    job = bench.job(rows(5), batch_size=2, output_prefix="pre-x")
+
+    def die(*_: object) -> None:
+        raise InterruptedError
+
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(bench.ledger if at == "append" else bench.records, at, die)
+        bench.pipeline.run(refs(job.id, 1)[0])
+    bench.records.cancel(job.id)
+    os.utime(bench.store.root / "jobs" / f"{job.id}.cancelled", (clock.now - 10_000, clock.now - 10_000))
+    assert bench.overview.job(job.id).skipped == 5
+    feeder = bench.feeder()
+    bench.leases.held[refs(job.id, 1)[0]] = "a worker"
+    feeder.step()
+    assert bench.records.outcome(refs(job.id, 1)[0]) is None  # who runs it knows more of it
+    bench.leases.held.clear()
+    clock.now += 100
+    feeder.step()
+    done = bench.overview.job(job.id)
+    assert (done.state.value, done.succeeded, done.skipped) == ("cancelled", 2, 3)
+    assert bench.sample_ids() == [f"{job.id}/2", f"{job.id}/3"]
+    assert (
+        Retention(bench.records, bench.ledger, RetentionPolicy()).prune(PruneRequest(force=True)).shards == 1
+    )

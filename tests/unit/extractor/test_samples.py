@@ -20,6 +20,8 @@ from taphouse.ledger import Ledger
 from taphouse.shards import open_shard, verify_shard
 from taphouse.store import LocalStore
 from taphouse.wire import JobOptions, SampleQuery
+from taphouse_extractor.errors import Conflict as Busy
+from taphouse_extractor.errors import JobCancelled
 from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.records import BatchRef, Records
 from taphouse_extractor.samples import Samples
@@ -37,7 +39,7 @@ ROWS = [
 
 
 def samples_of(bench: Bench) -> Samples:
-    return Samples(bench.records, bench.ledger, lambda _: True)
+    return Samples(bench.records, bench.ledger, lambda _: True, bench.pipeline.close)
 
 
 def held(bench: Bench) -> dict[int, list[str]]:
@@ -142,9 +144,9 @@ def test_a_deletion_that_is_cut_short_is_finished_by_the_next(
     for cut in cuts:
         with pytest.MonkeyPatch.context() as patch, suppress(Cut):
             cut_after(patch, store, cut)
-            Samples(records, ledger, lambda _: True).delete(SampleQuery(user="ann"))
+            Samples(records, ledger, lambda _: True, pipeline.close).delete(SampleQuery(user="ann"))
         assert Ledger(store).reconcile().added == ()
-    Samples(records, ledger, lambda _: True).delete(SampleQuery(user="ann"))
+    Samples(records, ledger, lambda _: True, pipeline.close).delete(SampleQuery(user="ann"))
     assert b"SECRET" not in everything(store.root)
     kept = []
     for entry in Ledger(store).entries():
@@ -178,6 +180,78 @@ def test_rows_of_one_id_go_together_and_none_is_left_under_another(bench: Bench)
     assert held(bench) == {1: ["x", "x#1", f"{job.id}/2"]}
     assert samples_of(bench).delete(SampleQuery(user="u")).samples == 2
     assert held(bench) == {1: [f"{job.id}/2"]}
+
+
+def kill_after_sealing(bench: Bench, ref: BatchRef, at: str) -> None:
+    """Run a batch whose worker dies once its shard is sealed: before its entry (`append`), or its outcome."""
+
+    def die(*_: Any) -> None:
+        raise Cut
+
+    owner = bench.ledger if at == "append" else bench.records
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(owner, at, die)
+        bench.pipeline.run(ref)
+
+
+@pytest.mark.parametrize("at", ["append", "put_outcome"])
+@pytest.mark.parametrize("ended", ["cancelled", "stopped"])
+def test_what_was_sealed_without_entry_or_outcome_is_deleted_too(bench: Bench, at: str, ended: str) -> None:
+    rows = [*ROWS[:4], {"id": "c", "prompt": "ok"}, {"id": "bad", "prompt": "REFUSE"}]
+    job = bench.job(rows, batch_size=2)
+    job = job.model_copy(update={"options": JobOptions(batch_size=2, on_error="fail")})
+    bench.records.put_job(job)
+    first, second, third = (BatchRef(job_id=job.id, batch=batch) for batch in range(3))
+    kill_after_sealing(bench, first, at)
+    if ended == "cancelled":
+        bench.records.cancel(job.id)
+    else:
+        assert bench.pipeline.run(third).failures
+    deleted = samples_of(bench).delete(SampleQuery(user="ann"))
+    assert (deleted.rows, deleted.samples) == (3, 1)
+    assert bench.records.cancelled(job.id)
+    Ledger(bench.store).reconcile()
+    bench.feeder().step()
+    with pytest.raises(JobCancelled):  # a worker that lives on
+        bench.pipeline.run(second)
+    assert held(bench) == {1: ["b1"]} if ended == "cancelled" else {1: ["b1"], 2: ["c"]}
+    assert b"SECRET" not in everything(bench.store.root)
+    state = bench.overview.job(job.id)
+    assert state.state.value == ("cancelled" if ended == "cancelled" else "failed")
+    assert state.succeeded + state.failed + state.skipped == state.rows
+
+
+@pytest.mark.parametrize("ended", ["cancelled", "stopped"])
+def test_a_worker_that_thaws_after_the_deletion_seals_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
+    job = bench.job([*ROWS[:2], {"prompt": "REFUSE"}], batch_size=2)
+    job = job.model_copy(update={"options": JobOptions(batch_size=2, on_error="fail")})
+    bench.records.put_job(job)
+    bench.pipeline.run(BatchRef(job_id=job.id, batch=1))
+    lock = bench.store.lock
+
+    def frozen(path: str, *, wait: bool = True) -> Any:
+        """It is frozen as it is about to take the lock to seal."""
+        if "/locks/" in path:
+            monkeypatch.undo()
+            if ended == "cancelled":
+                bench.records.cancel(job.id)
+            assert samples_of(bench).delete(SampleQuery(user="ann")).rows == 1
+        return lock(path, wait=wait)
+
+    monkeypatch.setattr(bench.store, "lock", frozen)
+    with pytest.raises(JobCancelled):
+        bench.pipeline.run(BatchRef(job_id=job.id, batch=0))
+    assert held(bench) == {} and b"SECRET" not in everything(bench.store.root)
+
+
+def test_a_deletion_waits_for_no_worker_that_seals(bench: Bench) -> None:
+    job = bench.job(ROWS[:2])
+    bench.records.cancel(job.id)
+    with bench.store.lock(f"jobs/{job.id}/locks/0.lock"), pytest.raises(Busy, match="seals a shard of job"):
+        samples_of(bench).delete(SampleQuery(user="ann"))
+    assert samples_of(bench).delete(SampleQuery(user="ann")).rows == 1
 
 
 def test_over_http_with_tenants_and_jobs_that_run(serve: Serve, bench: Bench) -> None:

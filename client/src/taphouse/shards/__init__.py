@@ -8,11 +8,19 @@ from taphouse.shards.codec import CODECS
 from taphouse.shards.header import SampleInfo, ShardFacts, ShardHeader, ShardMeta, TensorInfo
 from taphouse.shards.reader import MAX_SAMPLE_BYTES, Shard, describe_shard, open_shard
 from taphouse.shards.verify import Finding, Report, verify_shard
-from taphouse.shards.writer import ShardWriter, encode_shard, shard_name, shard_path, write_shard
+from taphouse.shards.writer import (
+    SHARD_DIRECTORY,
+    ShardWriter,
+    encode_shard,
+    shard_name,
+    shard_path,
+    write_shard,
+)
 
 __all__ = [
     "CODECS",
     "MAX_SAMPLE_BYTES",
+    "SHARD_DIRECTORY",
     "Finding",
     "Report",
     "SampleInfo",

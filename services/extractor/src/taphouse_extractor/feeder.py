@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -16,10 +17,12 @@ from dataclasses import dataclass
 
 import redis
 
-from taphouse.errors import TaphouseError
+from taphouse.errors import StoreBusy, TaphouseError
 from taphouse.ledger import Ledger
+from taphouse.shards import SHARD_DIRECTORY
 from taphouse_extractor.errors import ExtractorError
 from taphouse_extractor.fitting import Needs
+from taphouse_extractor.job_progress import JobProgress
 from taphouse_extractor.jobs import BatchQueue, QueueView
 from taphouse_extractor.leases import Leases, Tries
 from taphouse_extractor.progress import Progress
@@ -35,6 +38,8 @@ RECONCILE_RESTS = 100.0
 """It goes through all shards: where that takes long it is done less often, in 1 % of the time at most."""
 MOVED_ATTEMPTS = 3
 """Bad runs of a part of a batch that was given up, or of rows that are retried."""
+SHARD = re.compile(r"(?:.*-)?(j[0-9]{14}-[0-9a-f]{8})-([0-9]{6})\.safetensors")
+"""Name of a shard as its batch made it (`shard_name`)."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Feeder:
 
     `unfit` says why no engine can serve what a job needs: its batches wait here, not in Redis.
     `check` raises where the store is not the service's.
-    `give_up` ends a batch whose runs crash (`Pipeline.give_up`).
+    `give_up` ends a batch whose runs crash, `close` one that nobody may run any more (`Pipeline`).
     """
 
     def __init__(
@@ -64,13 +69,15 @@ class Feeder:
         leases: Leases,
         limits: FeederLimits,
         give_up: Callable[[JobRecord, BatchRef, str], object],
+        close: Callable[[JobRecord, BatchRef], object],
         paused: Callable[[], str | None],
         unfit: Callable[[Needs], str | None] = lambda _: None,
         check: Callable[[], object] = lambda: None,
     ) -> None:
         self._records, self._progress, self._ledger = records, progress, ledger
         self._queue, self._leases, self._limits = queue, leases, limits
-        self._give_up, self._paused, self._unfit, self._check = give_up, paused, unfit, check
+        self._give_up, self._close = give_up, close
+        self._paused, self._unfit, self._check = paused, unfit, check
         self._name = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self._silent_since: dict[str, float] = {}
         self._lost = set[int]()
@@ -102,7 +109,8 @@ class Feeder:
             return 0
         if not led:
             self._records.store.sweep_temporaries()  # of writers that were killed
-        if not led or time.monotonic() > self._reconcile_at:
+        due = not led or time.monotonic() > self._reconcile_at
+        if due:
             self._reconcile()
         if self._leases.was_wiped() and any(not job.complete for job in self._progress.refresh()):
             log.warning("Redis is new or was wiped: the queue is rebuilt from the store")
@@ -114,6 +122,8 @@ class Feeder:
         jobs = self._progress.refresh()
         busy = set(view.queued.values()) | taken | running.keys()
         waiting = self._leases.waiting(tries)
+        if due:
+            self._close_sealed(jobs, busy)
         self._drop_unwanted(view, {job.record.id for job in jobs if not job.held})
         if self._paused() is not None:
             return 0
@@ -194,3 +204,24 @@ class Feeder:
                 log.warning("job %s was never spooled to its end: dropped", job.record.id)
         now = time.monotonic()
         self._reconcile_at = now + max(RECONCILE_EVERY_S, RECONCILE_RESTS * (now - began))
+
+    def _close_sealed(self, jobs: list[JobProgress], busy: set[BatchRef]) -> None:
+        """Make the outcomes of sealed shards whose jobs were cancelled or stopped: nobody runs them again."""
+        ended = {job.record.id: job for job in jobs if job.ended_early}
+        for name in self._records.store.scan(SHARD_DIRECTORY) if ended else ():
+            found = SHARD.fullmatch(name)
+            job = ended.get(found[1]) if found else None
+            if job is None or found is None or int(found[2]) in job.finished:
+                continue
+            ref = BatchRef(job_id=job.record.id, batch=int(found[2]))
+            if ref in busy or job.record.shard_of(ref.batch) != name:
+                continue
+            try:
+                self._close(job.record, ref)
+            except StoreBusy:  # somebody seals, after all: the next time
+                continue
+            except TaphouseError as error:
+                log.error("batch %s is sealed, and its outcome can't be made: %s", ref, error)
+            else:
+                log.warning("batch %s was sealed without an outcome: it has one now", ref)
+                self._progress.look_again(ref.job_id)

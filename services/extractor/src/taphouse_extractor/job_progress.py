@@ -68,6 +68,11 @@ class JobProgress(Counts):
         return self.cancelled or self.paused or self.stopped
 
     @property
+    def ended_early(self) -> bool:
+        """It was cancelled or stopped, and batches are left that have no outcome."""
+        return self.record.spooled and not self.complete and (self.cancelled or self.stopped)
+
+    @property
     def needs(self) -> Needs:
         """What its batches ask of an engine."""
         return Needs(self.record.options, self.pin)

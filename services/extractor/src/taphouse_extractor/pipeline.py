@@ -91,7 +91,26 @@ class Pipeline:
         if self._stands.halved(job, ref):
             return self._put_moved(ref, len(self._stands.numbers(job, ref)))  # who moved its rows died since
         run = _Run(StageClock(waited_s), Fill(job.options.max_shard_bytes, self._usual(job, ref)))
-        facts, gone = self._shard(job, ref, run), None
+        return self._end(job, ref, self._shard(job, ref, run), run)
+
+    def close(self, job: JobRecord, ref: BatchRef) -> Outcome | None:
+        """End a batch that nobody may run any more: a sealed shard gets its entry, and makes the outcome.
+
+        None where none is sealed; of a cancelled job none will be, whoever lives on. Raises `StoreBusy` while
+        somebody seals.
+        """
+        known, path = self._records.outcome(ref), shard_path(job.shard_of(ref.batch))
+        if known is not None:
+            return known
+        with self._deciding(ref, wait=False):
+            if not self._records.store.exists(path):
+                return None
+        facts = describe_shard(self._records.store.local_path(path), path=path)
+        return self._end(job, ref, facts, _Run(StageClock(None), Fill(None, None)))
+
+    def _end(self, job: JobRecord, ref: BatchRef, facts: ShardFacts | None, run: _Run) -> Outcome:
+        """Entry, then outcome."""
+        gone = None
         if facts is not None:
             with run.clock.stage("ledger"):
                 gone = self._ledger.append(facts).gone
@@ -123,6 +142,8 @@ class Pipeline:
             with self._deciding(ref), clock.stage("seal"):
                 if self._records.outcome(ref) is not None or self._stands.halved(job, ref):
                     raise JobCancelled(f"batch {ref} was decided while it ran")
+                if self._records.cancelled(job.id):  # its samples may be deleted already
+                    raise JobCancelled(f"job {job.id} was cancelled")
                 return writer.seal() if run.fill.samples else None
 
     def _samples(
@@ -273,9 +294,9 @@ class Pipeline:
         except ShardError as error:
             return self.fail(job, ref, f"{reason} (its shard can't be used: {error})")
 
-    def _deciding(self, ref: BatchRef) -> AbstractContextManager[None]:
-        """Held to seal a batch's shard or to move its rows: it is the one or the other."""
-        return self._records.store.lock(f"jobs/{ref.job_id}/locks/{ref.batch % LOCKS}.lock")
+    def _deciding(self, ref: BatchRef, *, wait: bool = True) -> AbstractContextManager[None]:
+        """Held to seal a batch's shard, to move its rows or to close it: it is one of these."""
+        return self._records.store.lock(f"jobs/{ref.job_id}/locks/{ref.batch % LOCKS}.lock", wait=wait)
 
     def _put_moved(self, ref: BatchRef, rows: int) -> Outcome:
         return self._records.put_outcome(

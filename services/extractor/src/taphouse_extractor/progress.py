@@ -77,6 +77,11 @@ class Progress:
                 raise NotFound(f"there is no job {job_id!r:.80}", param="job_id")
             return self._jobs[job_id]
 
+    def look_again(self, job_id: str) -> None:
+        """A job that was at its end has news: the next look counts them."""
+        with self._lock:
+            self._open.setdefault(job_id, JobFiles(self._records, job_id))
+
     def _look_around(self) -> None:
         """Which jobs there are, how they are marked, and which have moves."""
         names = self._ids.news()

@@ -1,6 +1,8 @@
 """Samples of a person or a tenant, found by id and deleted.
 
-Deleting, a batch at a time, each step safe to repeat:
+Deleting, each step safe to repeat. First every batch of the jobs concerned is settled: it has its outcome, or
+it was closed for good (a job that was left unfinished counts as cancelled, and then none of it is sealed any
+more; what was sealed before gets its entry and outcome). Then, a batch at a time:
 
 1. the batch's shard is written anew without them, under a name that follows from what is kept, and its ledger
    entry gets the new one; a shard of which nothing is left is said to be gone,
@@ -18,7 +20,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from taphouse.errors import NotInStore
+from taphouse.errors import NotInStore, StoreBusy
 from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.shards import ShardFacts, ShardWriter, open_shard, shard_path
 from taphouse.wire import FoundSample, SampleQuery, SamplesDeleted, SamplesFound
@@ -53,10 +55,16 @@ class _Row:
 
 
 class Samples:
-    """Finds and deletes. `settled` says whether nothing of a job runs or will run."""
+    """Finds and deletes. `settled` says whether nothing of a job runs or will run, `close` ends a batch."""
 
-    def __init__(self, records: Records, ledger: Ledger, settled: Callable[[str], bool]) -> None:
-        self._records, self._ledger, self._settled = records, ledger, settled
+    def __init__(
+        self,
+        records: Records,
+        ledger: Ledger,
+        settled: Callable[[str], bool],
+        close: Callable[[JobRecord, BatchRef], object],
+    ) -> None:
+        self._records, self._ledger, self._settled, self._close = records, ledger, settled, close
         self._moves = Moves(records.store)
 
     def find(self, query: SampleQuery) -> SamplesFound:
@@ -76,6 +84,8 @@ class Samples:
             for job in jobs:
                 if not self._settled(job.id):
                     raise Conflict(f"job {job.id} has some and may still run: cancel it, or wait for its end")
+            for job in jobs:
+                self._close_all(job)
             rows, samples = 0, 0
             rewritten, removed = list[str](), list[str]()
             for job in jobs:
@@ -101,6 +111,18 @@ class Samples:
                 continue
             if job.spooled and (query.tenant is None or job.tenant == query.tenant):
                 yield job
+
+    def _close_all(self, job: JobRecord) -> None:
+        """Settle the batches that have no outcome. Raises `Conflict` while somebody seals one."""
+        moves, finished = self._moves.of(job.id), set(self._records.finished(job.id))
+        left = [batch for batch in range(moves[-1].end if moves else job.batches) if batch not in finished]
+        if left:
+            self._records.cancel(job.id)
+        for batch in left:
+            try:
+                self._close(job, BatchRef(job_id=job.id, batch=batch))
+            except StoreBusy as error:
+                raise Conflict(f"a worker seals a shard of job {job.id}: ask again in a moment") from error
 
     def _matches(self, job: JobRecord, query: SampleQuery) -> Iterator[tuple[int, list[_Row]]]:
         """Rows that the query names, by batch; rows that were blanked before match nothing.
