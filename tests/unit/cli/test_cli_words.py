@@ -7,6 +7,8 @@ import json
 import pytest
 
 from taphouse.cli import dataset
+from taphouse.cli.rows import FIELDS
+from taphouse.wire import Row
 from taphouse_extractor.settings import Settings as ServiceSettings
 
 
@@ -38,6 +40,7 @@ def test_a_token_that_may_not_is_not_called_missing(cli, api, message):
         (b'{"prompt": {"a": 1}}', "prompt: it must be text, or a list of token ids"),
         (b'{"prompt": ["a"]}', "prompt: it must be text, or a list of token ids"),
         (b'{"text": 1}', "text: it must be text"),
+        (b'{"text": "a", "user": {}}', "user: it must be text of at most 256 characters, or a whole number"),
         (b'{"messages": ["a"]}', "messages: it must be a list of objects"),
         (b'{"prompt": "a", "id": [1]}', "id: it must be text of at most 256 characters, or a whole number"),
     ],
@@ -46,6 +49,7 @@ def test_a_row_is_refused_in_words_for_people(cli, line, reason):
     result = cli("enqueue", "-", "--dry-run", "-o", "json", stdin=line)
     assert [found["reason"] for found in json.loads(result.stdout)["problems"]] == [reason]
     assert result.exit_code == 2
+    assert set(FIELDS) == set(Row.model_fields)
 
 
 @pytest.mark.parametrize(

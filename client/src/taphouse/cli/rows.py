@@ -15,6 +15,7 @@ __all__ = ["FIELDS", "kind_of", "parse_row"]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 FIELDS = {
     "id": "text of at most 256 characters, or a whole number",
+    "user": "text of at most 256 characters, or a whole number",
     "messages": "a list of objects",
     "tools": "a list of objects",
     "prompt": "text, or a list of token ids",
