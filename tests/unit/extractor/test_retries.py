@@ -11,8 +11,9 @@ from tests.unit.extractor.conftest import Bench
 from tests.unit.extractor.test_samples import samples_of
 
 from taphouse.wire import SampleQuery
+from taphouse_extractor import samples as samples_module
 from taphouse_extractor.errors import Conflict
-from taphouse_extractor.records import BatchRef, JobRecord
+from taphouse_extractor.records import BatchRef, JobRecord, Records
 from taphouse_extractor.retries import Retries, in_batches
 
 
@@ -76,15 +77,15 @@ def test_rows_that_are_being_deleted_are_not_tried_again_beside_it(
     bench.run_all(job)
     bench.tap.refusing = False
     samples, retry = samples_of(bench), threading.Thread(target=Retries(bench.records).retry, args=(job,))
-    blank = samples._blank
+    blank = samples_module.blank_rows
 
-    def blanked(of: JobRecord, rows: set[int]) -> None:
+    def blanked(records: Records, of: JobRecord, rows: set[int]) -> None:
         retry.start()
         retry.join(0.3)
         run_rest(bench, job)
-        blank(of, rows)
+        blank(records, of, rows)
 
-    monkeypatch.setattr(samples, "_blank", blanked)
+    monkeypatch.setattr(samples_module, "blank_rows", blanked)
     samples.delete(SampleQuery(user="ann"))
     retry.join(10)
     run_rest(bench, job)

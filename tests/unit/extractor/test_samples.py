@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.queue.fake_tap import FakeTap
 from tests.unit.extractor.conftest import Bench, Service, engine_of, engines_of
@@ -20,6 +20,7 @@ from taphouse.ledger import Ledger
 from taphouse.shards import open_shard, verify_shard
 from taphouse.store import LocalStore
 from taphouse.wire import JobOptions, SampleQuery
+from taphouse_extractor.blanked import blank_rows, numbered_rows
 from taphouse_extractor.errors import Conflict as Busy
 from taphouse_extractor.errors import JobCancelled
 from taphouse_extractor.pipeline import Pipeline
@@ -180,6 +181,46 @@ def test_rows_of_one_id_go_together_and_none_is_left_under_another(bench: Bench)
     assert held(bench) == {1: ["x", "x#1", f"{job.id}/2"]}
     assert samples_of(bench).delete(SampleQuery(user="u")).samples == 2
     assert held(bench) == {1: [f"{job.id}/2"]}
+
+
+def test_ids_stay_when_rows_that_they_follow_from_are_deleted(bench: Bench) -> None:
+    rows = [("dup", "u1"), ("dup#2", "u2"), ("dup", "u1"), ("dup#5", "u3"), ("keep", "k"), ("dup", "u1")]
+    job = bench.job([{"id": name, "user": user, "prompt": "SECRET"} for name, user in rows])
+    bench.run_all(job)
+    assert held(bench) == {1: ["dup", "dup#2", "dup#2#2", "dup#5", "keep", "dup#5#5"]}
+    for user, left in (
+        ("u2", ["dup", "dup#2#2", "dup#5", "keep", "dup#5#5"]),
+        ("u3", ["dup", "dup#2#2", "keep", "dup#5#5"]),
+        ("u1", ["keep"]),
+    ):
+        found = samples_of(bench).find(SampleQuery(user=user)).samples
+        assert all(sample.shard for sample in found)
+        assert samples_of(bench).delete(SampleQuery(user=user)).samples == len(found)
+        assert held(bench) == {1: left}
+    assert samples_of(bench).delete(SampleQuery(user="k")).samples == 1
+    assert b"SECRET" not in everything(bench.store.root) and b"dup" not in everything(bench.store.root)
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "a#1", "a#2", "a#2#3", "b#3", None]), min_size=1, max_size=6),
+    st.lists(st.integers(0, 5), max_size=3),
+)
+@example(["a", "a#2", "a"], [1])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_ids_of_rows_left_never_change(
+    tmp_path_factory: pytest.TempPathFactory, ids: list[str | None], blanked: list[int]
+) -> None:
+    records = Records(LocalStore(tmp_path_factory.mktemp("ids")))
+    spool = Spool(records, Limits(1 << 20, 100, 1000), JobOptions(batch_size=8), None)
+    for own in ids:
+        spool.feed(json.dumps({"prompt": "p"} if own is None else {"id": own}).encode() + b"\n")
+    job = spool.finish()
+    names = {row.row: row.id for row in numbered_rows(records, job, 0)}
+    for row in (row % len(ids) for row in blanked):
+        same = {at for at, own in enumerate(ids) if at == row or (own is not None and own == ids[row])}
+        blank_rows(records, job, same)
+        names = {at: name for at, name in names.items() if at not in same}
+        assert names.items() <= {row.row: row.id for row in numbered_rows(records, job, 0)}.items()
 
 
 def kill_after_sealing(bench: Bench, ref: BatchRef, at: str) -> None:

@@ -7,6 +7,7 @@
     jobs/<job id>/spooling.lock          held while its rows come in, gone afterwards
     jobs/<job id>/rows.jsonl   its rows, as they lie in batches
     jobs/<job id>/rows.index   where each batch begins, and where the last ends: u64, little-endian
+    jobs/<job id>/ids/         ids that rows keep though others were blanked (`blanked.py`)
     jobs/<job id>/engine.json  fingerprint and layers that the job began with, first batch wins
     jobs/<job id>.cancelled    mark
     jobs/<job id>.paused       mark, gone again when the job is resumed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from taphouse.wire import JobOptions, Row
 from taphouse_extractor.errors import BadRow
 
-__all__ = ["Mask", "Numbered", "Prompt", "number_rows", "parse_row", "to_prompt", "too_long"]
+__all__ = ["Mask", "Numbered", "Prompt", "number_rows", "parse_row", "plain_id", "to_prompt", "too_long"]
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 SAMPLING = ("temperature", "top_p", "seed", "stop", "stop_token_ids", "priority")
@@ -67,19 +67,26 @@ def describe(error: ValidationError) -> str:
     return f"{where}: {first['msg']}" if where else str(first["msg"])
 
 
-def number_rows(lines: Iterable[bytes], *, first_row: int, job_id: str) -> Iterator[Numbered]:
+def number_rows(
+    lines: Iterable[bytes], *, first_row: int, job_id: str, kept: Mapping[int, str] | None = None
+) -> Iterator[Numbered]:
     """Give each line its row number and sample id, the same at every run.
 
     The id is the row's own, or `<job id>/<row>`; one that an earlier row of the batch has gets `#<row>`
-    added.
+    added. `kept`: ids of rows that follow from earlier ones which were blanked.
     """
     taken: set[str] = set()
     for row, line in enumerate(lines, start=first_row):
-        name = _own_id(line) or f"{job_id}/{row}"
+        name = kept[row] if kept and row in kept else plain_id(line, row, job_id)
         while name in taken:
             name = f"{name}#{row}"
         taken.add(name)
         yield Numbered(row, name, line)
+
+
+def plain_id(line: bytes, row: int, job_id: str) -> str:
+    """The sample id of a row that no earlier one of its batch has."""
+    return _own_id(line) or f"{job_id}/{row}"
 
 
 def _own_id(line: bytes) -> str | None:

@@ -24,10 +24,10 @@ from taphouse.errors import NotInStore, StoreBusy
 from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.shards import ShardFacts, ShardWriter, open_shard, shard_path
 from taphouse.wire import FoundSample, SampleQuery, SamplesDeleted, SamplesFound
+from taphouse_extractor.blanked import blank_rows, numbered_rows
 from taphouse_extractor.errors import Conflict, NotFound
 from taphouse_extractor.moves import Move, Moves
 from taphouse_extractor.records import DELETING, BatchRef, JobRecord, Records
-from taphouse_extractor.rows import number_rows
 
 __all__ = ["Samples"]
 
@@ -99,7 +99,7 @@ class Samples:
                         if taken:
                             (rewritten if name else removed).append(name or job.shard_of(ref.batch))
                     blank |= {match.row for match in matches}
-                self._blank(job, blank)
+                blank_rows(self._records, job, blank)
                 rows += len(blank)
             return SamplesDeleted(rows=rows, samples=samples, rewritten=rewritten, removed=removed)
 
@@ -130,10 +130,9 @@ class Samples:
         Rows of one batch that have the same id go together: their samples' ids follow from each other.
         """
         for batch in range(job.batches):
-            lines = self._records.row_lines(BatchRef(job_id=job.id, batch=batch))
             rows = [
                 _Row(numbered.row, numbered.id, **fields)
-                for numbered in number_rows(lines, first_row=job.rows_of(batch).start, job_id=job.id)
+                for numbered in numbered_rows(self._records, job, batch)
                 if (fields := _fields(numbered.line)) is not None
             ]
             named = {row.own_id or row.id for row in rows if row.is_meant(query)}
@@ -224,18 +223,6 @@ class Samples:
                 for failure in outcome.failures
             )
             self._records.change_outcome(outcome.model_copy(update={"failures": cleared}))
-
-    def _blank(self, job: JobRecord, rows: set[int]) -> None:
-        """Write the job's rows anew, with `{}` and spaces in place of `rows`: every offset stays."""
-        store, (path, _) = self._records.store, self._records.rows_paths(job.id)
-        new = f"{path}.new"
-        store.delete(new)
-        with store.open(path) as old, store.create(new) as staged:
-            for row, line in enumerate(old):
-                staged.write(b"{}" + b" " * (len(line) - 3) + b"\n" if row in rows else line)
-            staged.seal()
-        store.local_path(new).replace(store.local_path(path))
-        store.flush(f"jobs/{job.id}")
 
 
 def _fields(line: bytes) -> dict[str, str | None] | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from taphouse_extractor.blanked import numbered_rows
 from taphouse_extractor.moves import Move, Moves
 from taphouse_extractor.records import BatchRef, JobRecord, Records
-from taphouse_extractor.rows import Numbered, number_rows
+from taphouse_extractor.rows import Numbered
 
 __all__ = ["Stands"]
 
@@ -29,9 +30,8 @@ class Stands:
         """A batch's rows, each with the id that it has in its dataset; `cut` as in `numbers`."""
         size, numbers = job.options.batch_size, self.numbers(job, ref, cut=cut)
         for home, group in groupby(numbers, lambda row: row // size):
-            wanted, place = set(group), BatchRef(job_id=job.id, batch=home)
-            lines = number_rows(self._records.row_lines(place), first_row=home * size, job_id=job.id)
-            yield from (row for row in lines if row.row in wanted)
+            wanted = set(group)
+            yield from (row for row in numbered_rows(self._records, job, home) if row.row in wanted)
 
     def move(self, ref: BatchRef) -> Move | None:
         """Where a batch's rows went: all into halves, or the last ones, for which its shard had no room."""
