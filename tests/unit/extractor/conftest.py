@@ -310,6 +310,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
         requests_per_minute: int = 0,
         max_jobs: int = 0,
         watchers: Watchers | None = None,
+        patience_s: float = 2.0,
         open_metrics: bool = True,
         home: Callable[[], str | None] = lambda: None,
     ) -> Service:
@@ -335,7 +336,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
                 ledger_head=bench.ledger.head,
             ),
             governor=panel,
-            retries=Retries(bench.records),
+            retries=Retries(bench.records, patience_s),
             limits=Limits(100_000, max_rows, 5_000),
             samples=Samples(bench.records, bench.ledger, bench.overview.settled, bench.pipeline.close),
             retention=Retention(bench.records, bench.ledger, RetentionPolicy()),

@@ -84,7 +84,7 @@ def _write(scope: Scope, status: int) -> None:
     log.info("audit", extra={name: value for name, value in facts.items() if value is not None})
 
 
-def _notes(request: Request) -> dict[str, Any]:
+async def _notes(request: Request) -> dict[str, Any]:
     notes: dict[str, Any] = request.state.audit
     return notes
 

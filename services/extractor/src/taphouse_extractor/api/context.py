@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 
 from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.store import Store
+from taphouse_extractor.api.threads import Threads
 from taphouse_extractor.direct import DirectExtraction
 from taphouse_extractor.doctor import Doctor
 from taphouse_extractor.gate import Gate
@@ -49,13 +50,14 @@ class Context:
     watchers: Watchers
     max_jobs: int
     """Unfinished jobs of one token; 0 bounds nothing."""
+    threads: Threads = field(default_factory=Threads)
 
     def shard(self, name: str) -> LedgerEntry | None:
         """The entry of a shard, None when there is none or no shard can have this name."""
         return self.ledger.find(name) if SHARD_NAME.fullmatch(name) else None
 
 
-def _context(request: Request) -> Context:
+async def _context(request: Request) -> Context:
     context: Context = request.app.state.context
     return context
 

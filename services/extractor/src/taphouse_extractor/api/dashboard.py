@@ -43,13 +43,13 @@ _FILES = _read()
 
 
 @router.get("/")
-def page(request: Request) -> Response:
+async def page(request: Request) -> Response:
     """The page."""
     return _answer(request, "index.html")
 
 
 @router.get("/dashboard/{file}")
-def part(request: Request, file: str) -> Response:
+async def part(request: Request, file: str) -> Response:
     """A script, a style or a picture of the page; its name is looked up, never opened."""
     return _answer(request, file)
 

@@ -23,7 +23,7 @@ def add_docs_page(app: FastAPI) -> None:
     """Serve the page; it is made of what the application says of itself at the first request."""
 
     @app.get("/docs", include_in_schema=False)
-    def docs() -> HTMLResponse:
+    async def docs() -> HTMLResponse:
         return HTMLResponse(render(app.openapi()), headers={"Content-Security-Policy": _POLICY})
 
 

@@ -169,7 +169,7 @@ def sees_job(context: Context, caller: Caller, job_id: str) -> bool:
         return False
 
 
-def _asking(request: Request) -> Caller:
+async def _asking(request: Request) -> Caller:
     caller: Caller = request.state.caller
     return caller
 

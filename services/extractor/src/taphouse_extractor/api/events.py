@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any
 
@@ -40,7 +41,7 @@ SHARDS_A_ROUND = 200
 
 
 @router.get("/v1/history")
-def history(here: Here) -> History:
+async def history(here: Here) -> History:
     """The last hour in numbers, as this process saw it."""
     return here.pulse.history()
 
@@ -123,7 +124,7 @@ async def _stream(here: Context, who: Caller, after: int | None) -> AsyncIterato
     end = loop.time() + here.watchers.longest_s
     while loop.time() < end and not here.pulse.leaving.is_set():
         began = loop.time()
-        work = asyncio.ensure_future(run_in_threadpool(_round, here, after))
+        work = asyncio.ensure_future(_round(here, after))
         while not (await asyncio.wait({work}, timeout=HEARTBEAT_S))[0]:
             yield ": still looking\n\n"
         try:
@@ -142,12 +143,17 @@ async def _stream(here: Context, who: Caller, after: int | None) -> AsyncIterato
         await asyncio.sleep(max(0.05, EVERY_S - (loop.time() - began)))
 
 
-def _round(here: Context, after: int | None) -> tuple[Look, list[LedgerEntry], int]:
+async def _round(here: Context, after: int | None) -> tuple[Look, list[LedgerEntry], int]:
     """A look, the next shards, and the number that the next round begins after."""
-    look, head = here.pulse.look(EVERY_S * 0.9), here.ledger.head()
+    look = await here.threads.once("look", partial(here.pulse.look, EVERY_S * 0.9))
+    return look, *await run_in_threadpool(_next_shards, here, after)
+
+
+def _next_shards(here: Context, after: int | None) -> tuple[list[LedgerEntry], int]:
+    head = here.ledger.head()
     first = max(0, head - FIRST_SHARDS) if after is None or after > head else after
     entries = list(islice(here.ledger.entries(first), SHARDS_A_ROUND)) if first < head else []
-    return look, entries, entries[-1].seq if entries else first
+    return entries, entries[-1].seq if entries else first
 
 
 def _hello(here: Context, who: Caller) -> Hello:

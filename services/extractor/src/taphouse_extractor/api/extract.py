@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from taphouse.wire import ExtractRequest
 from taphouse_extractor.api.audit import Notes
 from taphouse_extractor.api.context import Here
+from taphouse_extractor.api.threads import on_its_own
 
 __all__ = ["router"]
 
@@ -22,6 +23,7 @@ SHARD_MEDIA = "application/octet-stream"
     response_class=Response,
     responses={200: {"content": {SHARD_MEDIA: {}}, "description": "One shard; see X-Taphouse-SHA256"}},
 )
+@on_its_own("bounded")
 def extract(here: Here, request: ExtractRequest, notes: Notes) -> Response:
     """Extract a few rows now; the answer is the bytes of one shard. All rows succeed, or none is answered."""
     notes["rows"] = len(request.rows)

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
@@ -22,6 +23,7 @@ from taphouse_extractor.api.audit import Notes
 from taphouse_extractor.api.context import Context, Here
 from taphouse_extractor.api.door import Asking
 from taphouse_extractor.api.guards import NDJSON
+from taphouse_extractor.api.threads import on_its_own
 from taphouse_extractor.errors import Conflict, InvalidRequest, TooBusy, UnsupportedMedia
 from taphouse_extractor.records import JobRecord
 from taphouse_extractor.repeats import Repeated, Repeats
@@ -33,6 +35,7 @@ from taphouse_extractor.tokens import Caller
 __all__ = ["router"]
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 router = APIRouter(tags=["jobs"])
 DRAIN_BYTES = 64 << 20
 DRAIN_S = 10.0
@@ -90,10 +93,11 @@ async def enqueue(
             made = await run_in_threadpool(repeats.made_a_job)
             spool = partial(_spool, here, who, not made)
             if kind == NDJSON:
-                record = await _upload(request, repeats, partial(spool, _parse_options(options), name))
+                begin = partial(spool, _parse_options(options), name)
+                record = await _upload(here, request.stream(), repeats, begin)
             elif kind == "application/json":
                 wanted = _parse_request(await request.body())
-                record = await run_in_threadpool(_read_path, here, repeats, spool, wanted)
+                record = await _on_dataset(here, _read_path, here, repeats, spool, wanted)
             else:
                 raise UnsupportedMedia(f"Content-Type {kind or 'missing'}: send {NDJSON} or application/json")
     except Repeated as repeated:
@@ -141,6 +145,7 @@ def resume(here: Here, job_id: str) -> Job:
 
 
 @router.post("/v1/jobs/{job_id}/retry")
+@on_its_own("long")
 def retry(here: Here, job_id: str) -> Job:
     """Try the rows that failed again, in new batches of the same job; skipped rows stay skipped."""
     _check_action(here, job_id, Action.RETRY)
@@ -217,15 +222,21 @@ def _check_name(name: str | None) -> None:
         raise InvalidRequest("name: holds characters that can't be printed", param="name")
 
 
-async def _upload(request: Request, repeats: Repeats, make: Callable[[], Spool]) -> JobRecord:
+async def _on_dataset(here: Context, work: Callable[..., T], *given: Any) -> T:
+    """Run what may wait for a lock, or for a disk, for long."""
+    return await run_sync(work, *given, limiter=here.threads.datasets)
+
+
+async def _upload(
+    here: Context, chunks: AsyncIterator[bytes], repeats: Repeats, make: Callable[[], Spool]
+) -> JobRecord:
     """Spool the body as it arrives; whatever ends it early leaves no job."""
-    spool = await run_in_threadpool(make)
-    chunks = request.stream()
+    spool = await _on_dataset(here, make)
     try:
         await run_in_threadpool(repeats.begin, spool.job.id)
         async for chunk in chunks:
             await run_in_threadpool(spool.feed, chunk)
-        return await run_in_threadpool(spool.finish, repeats.check)
+        return await _on_dataset(here, spool.finish, repeats.check)
     except BaseException:
         await run_in_threadpool(spool.abort)
         await run_in_threadpool(repeats.drop)

@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from taphouse.wire import SampleQuery, SamplesDeleted, SamplesFound
 from taphouse_extractor.api.audit import Notes
 from taphouse_extractor.api.context import Here
+from taphouse_extractor.api.threads import on_its_own
 
 __all__ = ["router"]
 
@@ -16,6 +17,7 @@ _NAMED = 1000
 
 
 @router.post("/v1/samples/find")
+@on_its_own("long")
 def find(here: Here, query: SampleQuery, notes: Notes) -> SamplesFound:
     """Rows of a person or a tenant, by id, and the shards that hold them. Reads the rows of all jobs."""
     notes["of"] = _whose(query)
@@ -25,6 +27,7 @@ def find(here: Here, query: SampleQuery, notes: Notes) -> SamplesFound:
 
 
 @router.post("/v1/samples/delete")
+@on_its_own("long")
 def delete(here: Here, query: SampleQuery, notes: Notes) -> SamplesDeleted:
     """Delete them: shards are written anew without them, and their rows are blanked. For good.
 

@@ -16,6 +16,7 @@ from taphouse_extractor import consumers
 from taphouse_extractor.api.audit import Notes
 from taphouse_extractor.api.context import Context, Here
 from taphouse_extractor.api.door import Asking, sees_job
+from taphouse_extractor.api.threads import on_its_own
 from taphouse_extractor.errors import NotFound
 from taphouse_extractor.tokens import Caller
 
@@ -76,6 +77,7 @@ def download(here: Here, name: str) -> FileResponse:
 
 
 @router.post("/v1/shards/prune")
+@on_its_own("long")
 def prune(here: Here, request: PruneRequest, notes: Notes) -> Pruned:
     """Take away shards that all consumers have acknowledged, or more by force. Their entries say so."""
     notes |= request.model_dump(exclude_none=True)
@@ -85,6 +87,7 @@ def prune(here: Here, request: PruneRequest, notes: Notes) -> Pruned:
 
 
 @router.post("/v1/consumers/{consumer}/forget")
+@on_its_own("long")
 def forget(here: Here, consumer: str) -> Consumer:
     """Forget a consumer that will not go on: feeding and retention wait for it no more.
 
