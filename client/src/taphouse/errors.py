@@ -198,7 +198,7 @@ class BadRequest(ApiError):
 
 
 class Unauthorized(ApiError):
-    """401 or 403: no token, or one that isn't accepted."""
+    """401: no token, or one that isn't accepted; 403: one whose role or tenant may not do this."""
 
 
 class NotFound(ApiError):
