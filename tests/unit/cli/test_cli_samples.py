@@ -80,3 +80,20 @@ def test_two_of_the_three_are_too_many(cli, service, command, given, named):
     assert result.exit_code == 2
     assert result.stderr == f"error: {named} were given · do this: give only one of them\n"
     assert service.requests == []
+
+
+@pytest.mark.parametrize("command", [["find", "a"], ["delete", "a"], ["delete", "a", "--yes"]])
+def test_what_was_left_out_is_said_and_exits_so(cli, api, monkeypatch, command):
+    problems = [f"shard s{n}.safetensors: cut" for n in range(25)]
+
+    def answer(request: httpx.Request, path: str) -> httpx.Response:
+        known = FOUND if path.endswith("find") else DELETED
+        return httpx.Response(
+            200, json=known.model_copy(update={"problems": problems}).model_dump(mode="json")
+        )
+
+    monkeypatch.setattr(api, "_authorized", answer)
+    result = cli("samples", *command)
+    assert result.exit_code == 5, result.output
+    assert "shard s19.safetensors: cut" in result.stderr and "and 5 more" in result.stderr
+    assert "s20" not in result.stderr and ("s.safetensors" in result.stdout) == (command[0] == "find")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.queue.fake_tap import FakeTap
 from tests.unit.extractor.conftest import Bench, Service, engine_of, engines_of
 
-from taphouse.errors import BadRequest, Conflict
+from taphouse.errors import BadRequest, Conflict, NotFound
 from taphouse.ledger import Ledger
 from taphouse.shards import open_shard, verify_shard
 from taphouse.store import LocalStore
@@ -27,6 +27,7 @@ from taphouse_extractor.pipeline import Pipeline
 from taphouse_extractor.records import BatchRef, Records
 from taphouse_extractor.samples import Samples
 from taphouse_extractor.spool import Limits, Spool
+from taphouse_extractor.tokens import Caller, Role
 
 Serve = Callable[..., Service]
 ROWS = [
@@ -159,6 +160,34 @@ def test_a_deletion_that_is_cut_short_is_finished_by_the_next(
     assert {name for name in store.list("shards") if name.endswith(".safetensors")} == names
 
 
+def test_deletions_that_were_cut_short_leave_no_shard_in_between(bench: Bench, serve: Serve) -> None:
+    """Each ended once the ledger named the new shard: what is named no more goes with the next."""
+    job = bench.job([{"id": f"u{n}-id", "user": f"u{n}", "prompt": f"SECRET {n}"} for n in range(5)])
+    other = bench.job([{"id": "x", "user": "other", "prompt": "p"}])
+    bench.run_all(job)
+    bench.run_all(other)
+    samples_of(bench).delete(SampleQuery(user="u0"))
+    names = [entry.shard for entry in bench.ledger.entries(0)][:1]
+    for user in ("u1", "u2"):
+        with pytest.MonkeyPatch.context() as patch, suppress(Cut):
+            cut_after(patch, bench.store, 10_000)
+            patch.setattr(bench.store, "delete", lambda _: (_ for _ in ()).throw(Cut()))
+            samples_of(bench).delete(SampleQuery(user=user))
+        entry = bench.ledger.entry(1)
+        assert entry is not None
+        names.append(entry.shard)
+    assert len(set(names)) == 3 and set(names) < set(bench.store.list("shards"))
+    client = serve().client
+    with pytest.raises(NotFound):
+        client._send("GET", f"/v1/shards/{names[0]}")
+    samples_of(bench).delete(SampleQuery(user="other"))
+    assert bench.store.list("shards") == names[2:]
+    for user in ("u1", "u2"):
+        assert samples_of(bench).delete(SampleQuery(user=user)).rows == 1
+    assert held(bench) == {1: ["u3-id", "u4-id"]}
+    assert bench.store.list("shards") == names[2:]
+
+
 def test_samples_of_moved_rows_and_named_shards_are_found_too(bench: Bench) -> None:
     job = bench.job(ROWS[:4], batch_size=4, output_prefix="pre")
     bench.pipeline.give_up(job, BatchRef(job_id=job.id, batch=0), "it crashed")
@@ -221,6 +250,70 @@ def test_ids_of_rows_left_never_change(
         blank_rows(records, job, same)
         names = {at: name for at, name in names.items() if at not in same}
         assert names.items() <= {row.row: row.id for row in numbered_rows(records, job, 0)}.items()
+
+
+def test_what_is_damaged_is_named_and_keeps_nothing_else(bench: Bench) -> None:
+    """Rows cut, a definition cut, a shard cut, a shard away. Once they are mended the rest is deleted."""
+    jobs = sorted((bench.job(ROWS[:4], batch_size=2) for _ in range(5)), key=lambda job: job.id)
+    for job in jobs:
+        bench.run_all(job)
+    undefined, cut, damaged, away, _ = jobs
+    root, ann = bench.store.root, SampleQuery(user="ann")
+    broken = {
+        f"job {undefined.id}": root / "jobs" / undefined.id / "job.json",
+        f"job {cut.id}": root / "jobs" / cut.id / "rows.jsonl",
+        f"shard {damaged.shard_of(1)}": root / "shards" / damaged.shard_of(1),
+        f"shard {away.shard_of(1)}": root / "shards" / away.shard_of(1),
+    }
+    before = {path: path.read_bytes() for path in broken.values()}
+    for path, data in before.items():
+        path.unlink()
+        if path.name != away.shard_of(1):
+            path.write_bytes(data[:-40])
+    found = samples_of(bench).find(ann)
+    assert [problem.split(":")[0] for problem in found.problems] == list(broken)
+    assert found.rows == 1 + 3 * 3
+    deleted = samples_of(bench).delete(ann)
+    assert [problem.split(":")[0] for problem in deleted.problems] == list(broken)
+    assert f"restore shards/{away.shard_of(1)}" in deleted.problems[-1]
+    assert (deleted.rows, deleted.samples) == (1 + 1 + 3, 1 + 1 + 1 + 3)
+    for path, data in before.items():
+        path.unlink(missing_ok=True)
+        path.write_bytes(data)
+    again = samples_of(bench).delete(ann)
+    assert (again.rows, again.samples, again.problems) == (3 + 3 + 2 + 2, 3 + 2 + 2 + 2, [])
+    assert samples_of(bench).find(ann).rows == 0
+    assert b"SECRET" not in everything(root)
+    assert list(chain(*held(bench).values())) == ["b1"] * 5
+
+
+def test_of_a_tenant_all_goes_whatever_state_it_is_in(bench: Bench) -> None:
+    """A shard cut, one away, one sealed without an entry and cut. Rows that still come in are waited for."""
+    job = bench.job(ROWS, batch_size=2)
+    bench.records.put_job(job.model_copy(update={"tenant": "acme"}))
+    kill_after_sealing(bench, BatchRef(job_id=job.id, batch=2), "append")
+    for batch in (0, 1):
+        bench.pipeline.run(BatchRef(job_id=job.id, batch=batch))
+    bench.records.cancel(job.id)
+    for batch in (0, 2):
+        path = bench.store.root / "shards" / job.shard_of(batch)
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:-40])
+    data = (away := bench.store.root / "shards" / job.shard_of(1)).read_bytes()
+    away.unlink()
+    by = Caller(name="a", role=Role.SUBMIT, tenant="acme")
+    spool = Spool(bench.records, Limits(1 << 20, 100, 1000), JobOptions(), None, by=by)
+    samples, acme = samples_of(bench), SampleQuery(tenant="acme")
+    with pytest.raises(Busy, match="still comes in"):
+        samples.delete(acme)
+    assert f"job {spool.job.id}: its rows still come in" in samples.find(acme).problems
+    spool.abort()
+    deleted = samples.delete(acme)
+    assert (deleted.rows, deleted.samples, deleted.problems) == (6, 4, [])
+    assert [entry.gone for entry in bench.ledger.entries()] == ["samples were deleted"] * 2
+    away.write_bytes(data)  # restored from a backup: its entry doesn't give it back
+    assert Ledger(bench.store).reconcile().added == ()
+    assert [name for name in bench.store.list("shards") if name != away.name] == []
 
 
 def kill_after_sealing(bench: Bench, ref: BatchRef, at: str) -> None:

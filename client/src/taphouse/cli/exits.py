@@ -39,7 +39,7 @@ _MEANING = {
     ExitCode.USAGE: "wrong arguments, settings or input file; nothing was sent",
     ExitCode.UNAVAILABLE: "the service can't be reached, is busy or not ready: try again later",
     ExitCode.REFUSED: "the service refused: token, unknown id, or a value it doesn't accept",
-    ExitCode.PARTIAL: "rows failed, and --fail-on-error was given",
+    ExitCode.PARTIAL: "rows failed, and --fail-on-error was given; or samples were left out",
     ExitCode.CHECK_FAILED: "`shards verify`, `doctor` or a checksum found something wrong",
     ExitCode.JOB_STOPPED: "the job that was waited for failed or was cancelled",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from taphouse.cli.exits import UsageProblem
+from taphouse.cli.exits import PartialFailure, UsageProblem
 from taphouse.cli.session import Session, with_session
 
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(help="Find (`samples find`) or delete (`samples delete`) the rows of a person or a tenant.")
+
+SHOWN = 20
+"""Problems."""
 
 Ids = Annotated[
     list[str] | None,
@@ -38,6 +41,7 @@ def find(session: Session, ids: Ids = None, user: User = None, tenant: Tenant = 
     with session.client() as client:
         found = client.find_samples(query)
     session.show(found, lambda: render_samples.found_table(found))
+    _check(found.problems, "searched")
 
 
 @app.command("delete")
@@ -56,10 +60,21 @@ def delete(
     query = _query(ids, user, tenant)
     with session.client() as client:
         if not yes:
-            rows = client.find_samples(query).rows
+            found = client.find_samples(query)
+            _check(found.problems, "searched")
+            rows = found.rows
             raise UsageProblem(f"{rows} rows would be deleted for good", "give --yes to delete them")
         deleted = client.delete_samples(query)
     session.show(deleted, lambda: render_samples.deleted_view(deleted))
+    _check(deleted.problems, "deleted from")
+
+
+def _check(problems: list[str], what: str) -> None:
+    if problems:
+        more = f"\nand {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        raise PartialFailure(
+            f"not all could be {what}:\n" + "\n".join(problems[:SHOWN]) + more, "mend these, and ask again"
+        )
 
 
 def _query(ids: list[str] | None, user: str | None, tenant: str | None) -> SampleQuery:

@@ -43,6 +43,9 @@ class SamplesFound(Answer):
 
     rows: int
     samples: list[FoundSample]
+    problems: list[str] = Field(
+        default=[], description="Jobs and shards that could not be searched, each with the reason."
+    )
 
 
 class SamplesDeleted(Answer):
@@ -52,3 +55,8 @@ class SamplesDeleted(Answer):
     samples: int = Field(description="Samples that were taken out of shards.")
     rewritten: list[str] = Field(description="Shards that were written anew, by their new names.")
     removed: list[str] = Field(description="Shards of which nothing was left.")
+    problems: list[str] = Field(
+        default=[],
+        description="Jobs and shards that were left out, as they are damaged or away, each with the reason: "
+        "mend them, and ask again.",
+    )

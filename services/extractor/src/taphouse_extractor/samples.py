@@ -15,24 +15,33 @@ found again, so a deletion that was cut short is finished by the next.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-from taphouse.errors import NotInStore, StoreBusy
+from taphouse.errors import (
+    LedgerError,
+    ShardError,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    TaphouseError,
+    WrongStore,
+)
 from taphouse.ledger import Ledger, LedgerEntry
-from taphouse.shards import ShardFacts, ShardWriter, open_shard, shard_path
 from taphouse.wire import FoundSample, SampleQuery, SamplesDeleted, SamplesFound
 from taphouse_extractor.blanked import blank_rows, numbered_rows
 from taphouse_extractor.errors import Conflict, NotFound
 from taphouse_extractor.moves import Move, Moves
 from taphouse_extractor.records import DELETING, BatchRef, JobRecord, Records
+from taphouse_extractor.rewriting import Rewriting
 
 __all__ = ["Samples"]
 
 SHOWN = 1000
 DELETED = "samples were deleted"
+"""What an outcome says of them."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,23 @@ class _Row:
         )
 
 
+@dataclass
+class _Done:
+    """What was deleted so far, and what could not be."""
+
+    rows: int = 0
+    samples: int = 0
+    rewritten: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def take(self, shard: str, taken: int, left: str | None) -> None:
+        """So many samples were taken out of a shard, which is called `left` now."""
+        self.samples += taken
+        if taken:
+            (self.rewritten if left else self.removed).append(left or shard)
+
+
 class Samples:
     """Finds and deletes. `settled` says whether nothing of a job runs or will run, `close` ends a batch."""
 
@@ -64,56 +90,102 @@ class Samples:
         settled: Callable[[str], bool],
         close: Callable[[JobRecord, BatchRef], object],
     ) -> None:
-        self._records, self._ledger, self._settled, self._close = records, ledger, settled, close
-        self._moves = Moves(records.store)
+        self._records, self._settled, self._close = records, settled, close
+        self._moves, self._rewriting = Moves(records.store), Rewriting(records.store, ledger)
 
     def find(self, query: SampleQuery) -> SamplesFound:
         """All rows that the query names, counted, and the first of them. Reads the rows of all jobs."""
-        count, shown = 0, list[FoundSample]()
-        for job in self._jobs(query):
-            for batch, matches, moves in self._with_moves(job, query):
-                if len(shown) < SHOWN:
-                    shown += self._found(job, batch, matches, moves)
-                count += len(matches)
-        return SamplesFound(rows=count, samples=shown[:SHOWN])
+        count, shown, problems = 0, list[FoundSample](), list[str]()
+        for job in self._jobs(query, problems):
+            with _noting(problems, f"job {job.id}"):
+                if not job.spooled:
+                    raise StoreError("its rows still come in")
+                for batch, matches, moves in self._with_moves(job, query):
+                    if len(shown) < SHOWN:
+                        shown += self._found(job, batch, matches, moves, problems)
+                    count += len(matches)
+        return SamplesFound(rows=count, samples=shown[:SHOWN], problems=problems)
 
     def delete(self, query: SampleQuery) -> SamplesDeleted:
-        """Delete them; raises `Conflict`, before anything is done, while a job of theirs may run."""
+        """Delete them; raises `Conflict`, before anything is done, while a job of theirs may run.
+
+        Damaged files keep it from what they hold, which is named, and from nothing else.
+        """
         with self._records.store.lock(DELETING):
-            jobs = [job for job in self._jobs(query) if any(True for _ in self._matches(job, query))]
+            done = _Done()
+            jobs = self._jobs_to_delete_from(query, done.problems)
+            failed = dict[str, dict[int, TaphouseError]]()
             for job in jobs:
-                if not self._settled(job.id):
-                    raise Conflict(f"job {job.id} has some and may still run: cancel it, or wait for its end")
+                with _noting(done.problems, f"job {job.id}"):
+                    failed[job.id] = self._close_all(job)
             for job in jobs:
-                self._close_all(job)
-            rows, samples = 0, 0
-            rewritten, removed = list[str](), list[str]()
-            for job in jobs:
-                blank = set[int]()
-                for batch, matches, moves in self._with_moves(job, query):
-                    ids = {match.id for match in matches}
-                    for ref in self._places(job, batch, matches, moves):
-                        taken, name = self._take_out(job, ref, ids)
-                        self._forget_failures(ref, ids)
-                        samples += taken
-                        if taken:
-                            (rewritten if name else removed).append(name or job.shard_of(ref.batch))
-                    blank |= {match.row for match in matches}
-                blank_rows(self._records, job, blank)
-                rows += len(blank)
-            return SamplesDeleted(rows=rows, samples=samples, rewritten=rewritten, removed=removed)
+                with _noting(done.problems, f"job {job.id}"):
+                    if job.id in failed:
+                        self._delete_of(job, query, failed[job.id], done)
+            with _noting(done.problems, "what was left of deletions that were cut short"):
+                self._rewriting.clear_left()
+            return SamplesDeleted(
+                rows=done.rows,
+                samples=done.samples,
+                rewritten=done.rewritten,
+                removed=done.removed,
+                problems=done.problems,
+            )
 
-    def _jobs(self, query: SampleQuery) -> Iterator[JobRecord]:
+    def _jobs(self, query: SampleQuery, problems: list[str]) -> Iterator[JobRecord]:
+        """Jobs that may have some; those of a tenant also while their rows come in."""
         for job_id in self._records.job_ids():
-            try:
-                job = self._records.job(job_id)
-            except NotFound:  # an upload that was refused or cut short leaves its directory
-                continue
-            if job.spooled and (query.tenant is None or job.tenant == query.tenant):
-                yield job
+            with _noting(problems, f"job {job_id}"):
+                try:
+                    job = self._records.job(job_id)
+                except NotFound:  # an upload that was refused or cut short leaves its directory
+                    continue
+                if job.tenant == query.tenant if query.tenant is not None else job.spooled:
+                    yield job
 
-    def _close_all(self, job: JobRecord) -> None:
-        """Settle the batches that have no outcome. Raises `Conflict` while somebody seals one."""
+    def _jobs_to_delete_from(self, query: SampleQuery, problems: list[str]) -> list[JobRecord]:
+        jobs = list[JobRecord]()
+        for job in self._jobs(query, problems):
+            if not job.spooled:
+                raise Conflict(f"job {job.id} still comes in: wait for its end")
+            with _noting(problems, f"job {job.id}"):
+                if any(True for _ in self._matches(job, query)):
+                    if not self._settled(job.id):
+                        raise Conflict(
+                            f"job {job.id} has some and may still run: cancel it, or wait for its end"
+                        )
+                    jobs.append(job)
+        return jobs
+
+    def _delete_of(
+        self, job: JobRecord, query: SampleQuery, failed: dict[int, TaphouseError], done: _Done
+    ) -> None:
+        """Of one job. `failed`: why batches could not be settled."""
+        blank = set[int]()
+        for batch, matches, moves in self._with_moves(job, query):
+            ids, before = {match.id for match in matches}, len(done.problems)
+            for ref in self._places(job, batch, matches, moves):
+                shard = job.shard_of(ref.batch)
+                with _noting(done.problems, f"shard {shard}"):
+                    if query.tenant is not None:  # all of it goes, whatever state its file is in
+                        done.take(shard, self._rewriting.take_away(shard), None)
+                    elif ref.batch in failed:
+                        raise failed[ref.batch]
+                    else:
+                        done.take(shard, *self._rewriting.take_out(shard, ids))
+                    self._forget_failures(ref, ids)
+            if len(done.problems) == before:
+                blank |= {match.row for match in matches}
+        if blank:
+            blank_rows(self._records, job, blank)
+            done.rows += len(blank)
+
+    def _close_all(self, job: JobRecord) -> dict[int, TaphouseError]:
+        """Settle the batches that have no outcome: why some can't be.
+
+        Raises `Conflict` while somebody seals one.
+        """
+        failed = dict[int, TaphouseError]()
         moves, finished = self._moves.of(job.id), set(self._records.finished(job.id))
         left = [batch for batch in range(moves[-1].end if moves else job.batches) if batch not in finished]
         if left:
@@ -123,6 +195,11 @@ class Samples:
                 self._close(job, BatchRef(job_id=job.id, batch=batch))
             except StoreBusy as error:
                 raise Conflict(f"a worker seals a shard of job {job.id}: ask again in a moment") from error
+            except StoreFull:
+                raise
+            except (StoreError, ShardError, LedgerError) as error:
+                failed[batch] = error
+        return failed
 
     def _matches(self, job: JobRecord, query: SampleQuery) -> Iterator[tuple[int, list[_Row]]]:
         """Rows that the query names, by batch; rows that were blanked before match nothing.
@@ -159,61 +236,22 @@ class Samples:
                 yield BatchRef(job_id=job.id, batch=number)
 
     def _found(
-        self, job: JobRecord, batch: int, matches: list[_Row], moves: Sequence[Move]
+        self,
+        job: JobRecord,
+        batch: int,
+        matches: list[_Row],
+        moves: Sequence[Move],
+        problems: list[str],
     ) -> list[FoundSample]:
-        entries = [self._entry(job, ref) for ref in self._places(job, batch, matches, moves)]
-        held = [(entry, self._ids(entry)) for entry in entries]
+        held = list[tuple[LedgerEntry | None, set[str]]]()
+        for ref in self._places(job, batch, matches, moves):
+            shard = job.shard_of(ref.batch)
+            with _noting(problems, f"shard {shard}"):
+                held.append(self._rewriting.held(shard))
         return [
             _found(job, match, next((entry for entry, ids in held if match.id in ids), None))
             for match in matches
         ]
-
-    def _entry(self, job: JobRecord, ref: BatchRef) -> LedgerEntry | None:
-        """The ledger entry of a batch as it stands, None when it made no shard."""
-        first = self._ledger.find(job.shard_of(ref.batch))
-        return self._ledger.entry(first.seq) if first is not None else None
-
-    def _ids(self, entry: LedgerEntry | None) -> set[str]:
-        if entry is None or entry.gone is not None:
-            return set()
-        try:
-            with open_shard(self._records.store.local_path(entry.path)) as shard:
-                return {sample.id for sample in shard.header.samples}
-        except NotInStore:
-            return set()
-
-    def _take_out(self, job: JobRecord, ref: BatchRef, ids: set[str]) -> tuple[int, str | None]:
-        """Take samples out of a batch's shard: how many, and the new shard's name (None: nothing is left)."""
-        store, original = self._records.store, job.shard_of(ref.batch)
-        entry = self._entry(job, ref)
-        if entry is None:
-            return 0, None
-        taken, name = ids & self._ids(entry), entry.shard
-        if taken:
-            kept = self._ids(entry) - ids
-            if kept:
-                digest = hashlib.sha256("\0".join(sorted(kept)).encode()).hexdigest()[:12]
-                name = f"{original.removesuffix('.safetensors')}.{digest}.safetensors"
-                self._ledger.replace(entry.seq, name, lambda: self._seal(entry, name, kept))
-            else:
-                self._ledger.remove(entry.seq, DELETED)
-        now = self._ledger.entry(entry.seq)
-        left = now.shard if now is not None and now.gone is None else None
-        for old in {original, entry.shard, entry.replaces or original} - {left}:
-            store.delete(shard_path(old))
-        return len(taken), left
-
-    def _seal(self, entry: LedgerEntry, name: str, kept: set[str]) -> ShardFacts:
-        store, path = self._records.store, shard_path(name)
-        with (
-            open_shard(store.local_path(entry.path), sha256=entry.sha256) as shard,
-            store.create(path) as staged,
-            ShardWriter(staged, shard.header.meta) as writer,
-        ):
-            for index, sample in enumerate(shard.header.samples):
-                if sample.id in kept:
-                    writer.add(shard[index])
-            return writer.seal()
 
     def _forget_failures(self, ref: BatchRef, ids: set[str]) -> None:
         outcome = self._records.outcome(ref)
@@ -223,6 +261,19 @@ class Samples:
                 for failure in outcome.failures
             )
             self._records.change_outcome(outcome.model_copy(update={"failures": cleared}))
+
+
+@contextmanager
+def _noting(problems: list[str], what: str) -> Iterator[None]:
+    """Damage in the way is noted, with what it is in; a store that can't be used at all ends it."""
+    try:
+        yield
+    except (StoreFull, StoreBusy, WrongStore):
+        raise
+    except ShardError as error:
+        problems.append(f"{what}: {error.detail}")
+    except (StoreError, LedgerError) as error:
+        problems.append(f"{what}: {error.message}")
 
 
 def _fields(line: bytes) -> dict[str, str | None] | None:

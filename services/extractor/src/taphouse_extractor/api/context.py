@@ -53,8 +53,10 @@ class Context:
     threads: Threads = field(default_factory=Threads)
 
     def shard(self, name: str) -> LedgerEntry | None:
-        """The entry of a shard, None when there is none or no shard can have this name."""
-        return self.ledger.find(name) if SHARD_NAME.fullmatch(name) else None
+        """The entry of a shard, None when none has it now, or no shard can have this name."""
+        entry = self.ledger.find(name) if SHARD_NAME.fullmatch(name) else None
+        now = self.ledger.entry(entry.seq) if entry is not None else None
+        return now if now is not None and now.shard == name else None
 
 
 async def _context(request: Request) -> Context:

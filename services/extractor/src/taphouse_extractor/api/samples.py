@@ -19,7 +19,10 @@ _NAMED = 1000
 @router.post("/v1/samples/find")
 @on_its_own("long")
 def find(here: Here, query: SampleQuery, notes: Notes) -> SamplesFound:
-    """Rows of a person or a tenant, by id, and the shards that hold them. Reads the rows of all jobs."""
+    """Rows of a person or a tenant, by id, and the shards that hold them. Reads the rows of all jobs.
+
+    Jobs and shards that are damaged are named in `problems`; all others are searched.
+    """
     notes["of"] = _whose(query)
     found = here.samples.find(query)
     notes["rows"] = found.rows
@@ -31,12 +34,15 @@ def find(here: Here, query: SampleQuery, notes: Notes) -> SamplesFound:
 def delete(here: Here, query: SampleQuery, notes: Notes) -> SamplesDeleted:
     """Delete them: shards are written anew without them, and their rows are blanked. For good.
 
-    Jobs that have some must be at their end (409 otherwise).
+    Jobs that have some must be at their end (409 otherwise). What is damaged is left as it is, and named in
+    `problems`.
     """
     notes["of"] = _whose(query)
     deleted = here.samples.delete(query)
     notes |= {"rows": deleted.rows, "samples": deleted.samples}
     notes |= {"rewritten": deleted.rewritten[:_NAMED], "removed": deleted.removed[:_NAMED]}
+    if deleted.problems:
+        notes["problems"] = deleted.problems[:_NAMED]
     return deleted
 
 

@@ -65,7 +65,7 @@ def _own(
 def download(here: Here, name: str) -> FileResponse:
     """The file of a shard. `Range` is honoured; X-Taphouse-SHA256 is that of the whole file."""
     entry = here.shard(name)
-    if entry is None or not here.store.exists(entry.path):
+    if entry is None or entry.gone or not here.store.exists(entry.path):
         why = f" any more: {entry.gone}" if entry is not None and entry.gone else ""
         raise NotFound(f"there is no shard {name!r:.120}{why}", param="name")
     return FileResponse(
