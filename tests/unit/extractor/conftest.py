@@ -22,6 +22,7 @@ from taphouse.shards import open_shard
 from taphouse.store import LocalStore
 from taphouse.wire import JobOptions
 from taphouse_extractor.api import Context, create_app
+from taphouse_extractor.api.guards import Names
 from taphouse_extractor.aside import Aside
 from taphouse_extractor.backlog import Backlog
 from taphouse_extractor.direct import DirectExtraction, DirectLimits
@@ -304,6 +305,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
         min_free_bytes: int = 0,
         max_rows: int = 50,
         token: str | None = TOKEN,
+        host: str = "127.0.0.1",
         body_timeout_s: float = 60.0,
         governor: bool = True,
         tokens_file: Path | None = None,
@@ -352,6 +354,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
             open_metrics=open_metrics,
             max_request_bytes=20_000,
             body_timeout_s=body_timeout_s,
+            names=Names.of(host, ("taphouse.example",)),
         )
         listener = socket.create_server(("127.0.0.1", 0))
         server = Prompt(uvicorn.Config(app, log_level="error", lifespan="off", http="h11"))

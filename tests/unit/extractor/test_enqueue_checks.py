@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import chain, repeat
 from typing import Any
 
+import httpx
 import pytest
-from tests.unit.extractor.conftest import Service
+from tests.unit.extractor.conftest import TOKEN, Service
 
-from taphouse.errors import BadRequest
+from taphouse.errors import BadRequest, Unavailable
 from taphouse.wire import Engine, Job, JobOptions
+from taphouse_extractor import spool as spool_module
 from taphouse_extractor.fitting import Refusal, longest_prompt, refusal, refused_by_all
 
 Serve = Callable[..., Service]
@@ -116,3 +119,38 @@ def test_a_refusal_by_all_engines_says_each_ones_reason() -> None:
     assert refused is not None and refused.param == "options"
     assert "engine a refuses seeded" in refused.why and "engine b taps 2, not 1" in refused.why
     assert refused_by_all([], options) is None
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e400", "-Infinity"])
+def test_a_number_that_json_has_not_is_refused_by_name(serve: Callable[..., Service], number: str) -> None:
+    service = serve()
+    options = f'{{"chat_template_kwargs": {{"a": [{{"b": {number}}}]}}}}'
+    auth = {"Authorization": f"Bearer {TOKEN}"}
+    asked = httpx.post(
+        service.url + "/v1/jobs",
+        params={"options": options},
+        content=b'{"prompt":"x"}\n',
+        headers={**auth, "Content-Type": "application/x-ndjson"},
+    )
+    direct = httpx.post(
+        service.url + "/v1/extract",
+        content=f'{{"rows": [{{"prompt": "x"}}], "options": {options}}}',
+        headers={**auth, "Content-Type": "application/json"},
+    )
+    for answer in (asked, direct):
+        assert answer.status_code == 422 and "chat_template_kwargs" in answer.json()["error"]["message"]
+    assert service.client.jobs() == []
+
+
+def test_an_upload_ends_where_the_disk_passes_its_floor(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = serve(min_free_bytes=1000)
+    monkeypatch.setattr(spool_module, "ADMIT_BYTES", 4000)
+    free = chain([5000], repeat(500))  # as it begins, and afterwards
+    monkeypatch.setattr(service.bench.store, "free_bytes", lambda: next(free))
+    rows = (json.dumps({"prompt": "x" * 1000}).encode() + b"\n" for _ in range(90))
+    with pytest.raises(Unavailable, match="500 bytes free, under the floor of 1000"):
+        service.client.enqueue(rows, JobOptions(), again=True)
+    assert service.client.jobs() == []
+    assert not list((service.bench.store.root / "jobs").iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import Enum
 from typing import Annotated, Any, Literal
 
@@ -103,6 +104,15 @@ class JobOptions(Request):
             raise ValueError("layers must be distinct")
         if value is not None and min(value) < 0:
             raise ValueError("layer ids start at 0 (the embeddings)")
+        return value
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _is_json(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError as error:
+            raise ValueError("holds a number that JSON hasn't: NaN, or one that is too large") from error
         return value
 
 

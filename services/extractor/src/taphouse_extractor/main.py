@@ -28,6 +28,7 @@ from taphouse.store import LocalStore
 from taphouse_extractor import __version__
 from taphouse_extractor.api import Context, create_app
 from taphouse_extractor.api.audit import write_to
+from taphouse_extractor.api.guards import Names
 from taphouse_extractor.backlog import Backlog
 from taphouse_extractor.direct import DirectExtraction, DirectLimits
 from taphouse_extractor.doctor import Doctor
@@ -195,6 +196,7 @@ def build_api(settings: Settings) -> FastAPI:
         open_metrics=settings.open_metrics,
         max_request_bytes=settings.max_request_bytes,
         body_timeout_s=settings.body_timeout_s,
+        names=Names.of(settings.host, settings.allowed_hosts),
         lifespan=lifespan,
     )
 

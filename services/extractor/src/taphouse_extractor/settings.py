@@ -14,7 +14,7 @@ from taphouse.logs import LogFormat
 from taphouse.service_settings import ServiceSettings
 from taphouse_extractor.tokens import Tokens
 
-__all__ = ["EngineSettings", "Settings"]
+__all__ = ["EngineSettings", "Settings", "is_loopback"]
 
 MIB, GIB = 1 << 20, 1 << 30
 SLICE_DIR = Path("/dev/shm/taphouse")
@@ -108,6 +108,9 @@ class Settings(ServiceSettings):
         default=1000, ge=0, description="Unfinished jobs of one token; 0: any number."
     )
     allow_anonymous: bool = Field(default=False, description="Serve other machines without a token.")
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(), description="Names of its proxies; an API without tokens refuses others than its own."
+    )
     open_metrics: bool = Field(default=True, description="/metrics needs no token.")
     dataset_roots: tuple[Path, ...] = Field(
         default=(), description="Directories whose files a job may name by path."
@@ -224,7 +227,7 @@ class Settings(ServiceSettings):
             raise ValueError("engines names one URL twice")
         if urlsplit(self.redis()).scheme not in ("redis", "rediss", "unix"):
             raise ValueError("redis_url begins with none of redis://, rediss:// and unix://")
-        if self.tokens().open and not self.allow_anonymous and not _is_loopback(self.host):
+        if self.tokens().open and not self.allow_anonymous and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} is open to other machines: set a token, tokens_file or allow_anonymous"
             )
@@ -273,7 +276,8 @@ def _secret(name: str, value: SecretStr | None, file: Path | None) -> str | None
     return text or None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is this machine's own."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -34,6 +34,7 @@ from taphouse_extractor.tokens import ANONYMOUS, Caller
 __all__ = ["Limits", "Spool", "open_dataset", "spool_file"]
 
 CHUNK_BYTES = 1 << 18
+ADMIT_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Limits:
 class Spool:
     """Takes a dataset in chunks: `feed`, then `finish` or `abort`. Raises `InvalidRequest`, `TooLarge`.
 
-    `longest` is how many tokens a row's prompt may have, where that is known.
+    `longest` is how many tokens a row's prompt may have, where that is known. `admit` is asked now and then
+    whether there is still room, and raises where there isn't.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class Spool:
         *,
         by: Caller = ANONYMOUS,
         longest: int | None = None,
+        admit: Callable[[], None] = lambda: None,
     ) -> None:
+        self._admit, self._admitted = admit, 0
         self._records, self._limits, self._longest = records, limits, longest
         self._held = ExitStack()
         self.job = self._begin(name, options, by)
@@ -95,6 +99,9 @@ class Spool:
         self._received += len(chunk)
         if self._received > self._limits.max_bytes:
             raise TooLarge(f"the dataset is over {self._limits.max_bytes} bytes: split it", param="body")
+        if self._received - self._admitted >= ADMIT_BYTES:
+            self._admit()
+            self._admitted = self._received
         *lines, rest = chunk.split(b"\n")
         for line in lines:
             self._tail += line

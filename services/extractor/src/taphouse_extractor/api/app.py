@@ -14,7 +14,7 @@ from taphouse_extractor.api.context import Context, with_store
 from taphouse_extractor.api.docs_page import add_docs_page
 from taphouse_extractor.api.door import Door, Pace, check_rules
 from taphouse_extractor.api.failures import RESPONSES, add_failures
-from taphouse_extractor.api.guards import BodyLimit, BodyTimeout
+from taphouse_extractor.api.guards import BodyLimit, BodyTimeout, LocalOnly, Names
 from taphouse_extractor.tokens import Tokens
 
 __all__ = ["create_app"]
@@ -28,9 +28,13 @@ def create_app(
     open_metrics: bool,
     max_request_bytes: int,
     body_timeout_s: float,
+    names: Names,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
-    """The API around `context`. `lifespan` runs what runs beside it (the feeder, the engine's monitor)."""
+    """The API around `context`, which goes by `names` where it asks for no token.
+
+    `lifespan` runs what runs beside it (the feeder, the engine's monitor).
+    """
     app = FastAPI(
         title="Taphouse extractor",
         version=__version__,
@@ -40,6 +44,8 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = context
+    if tokens.open:
+        app.add_middleware(LocalOnly, names=names)
     app.add_middleware(BodyLimit, max_bytes=max_request_bytes)
     app.add_middleware(BodyTimeout, seconds=body_timeout_s)
     app.add_middleware(Audit)

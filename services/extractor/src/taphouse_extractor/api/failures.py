@@ -16,7 +16,7 @@ from taphouse.errors import TaphouseError
 from taphouse.wire import ErrorBody, ErrorDetail
 from taphouse_extractor.errors import ExtractorError, error_code, http_answer
 
-__all__ = ["RESPONSES", "add_failures"]
+__all__ = ["RESPONSES", "add_failures", "answer_to"]
 
 log = logging.getLogger(__name__)
 LEFT = 499
@@ -27,7 +27,7 @@ RESPONSES: dict[int | str, dict[str, object]] = {
     for status, text in {
         400: "The body can't be read",
         401: "No token, or not one of ours",
-        403: "The token's role or tenant doesn't allow this",
+        403: "The token's role or tenant doesn't allow this; without tokens: another site's request",
         404: "No such job or shard",
         408: "The body stood still",
         409: "The job's state, or the service's, doesn't allow it",
@@ -46,8 +46,8 @@ RESPONSES: dict[int | str, dict[str, object]] = {
 def add_failures(app: FastAPI) -> None:
     """Install the handlers; how often each code was answered is in `app.state.refused`."""
     app.state.refused = Counter[str]()
-    app.add_exception_handler(ExtractorError, _known)
-    app.add_exception_handler(TaphouseError, _known)
+    app.add_exception_handler(ExtractorError, answer_to)
+    app.add_exception_handler(TaphouseError, answer_to)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(ClientDisconnect, _left)
@@ -61,7 +61,8 @@ def _body(
     return JSONResponse(ErrorBody(error=detail).model_dump(), status, headers)
 
 
-async def _known(request: Request, error: Exception) -> JSONResponse:
+async def answer_to(request: Request, error: Exception) -> JSONResponse:
+    """What an error of ours is over HTTP."""
     answer = http_answer(error)
     if answer.status >= 500:
         log.warning("answered %d: %s", answer.status, error)

@@ -183,7 +183,9 @@ def _check_action(here: Context, job_id: str, action: Action) -> None:
 def _spool(here: Context, who: Caller, new: bool, options: JobOptions, name: str | None) -> Spool:
     """Begin a job; what made a job before is not checked against engines and bounds again."""
     longest = here.gate.check(options) if new else None
-    begin = partial(Spool, here.records, here.limits, options, name, by=who, longest=longest)
+    begin = partial(
+        Spool, here.records, here.limits, options, name, by=who, longest=longest, admit=here.gate.admit
+    )
     if not new or not here.max_jobs:
         return begin()
     token = hashlib.sha256(who.name.encode()).hexdigest()[:32]
