@@ -165,6 +165,8 @@ class FakeApi(httpx.BaseTransport):
     corrupt: bool = False
     refuse: dict[str, tuple[int, str] | tuple[int, str, str]] = field(default_factory=dict)
     """Path → status, message and `param` of an error to answer with."""
+    instead: dict[str, bytes] = field(default_factory=dict)
+    """Path → what something else than the service answers there, with status 200."""
     requests: list[httpx.Request] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
 
@@ -176,6 +178,8 @@ class FakeApi(httpx.BaseTransport):
         path = request.url.path
         if path in self.refuse:
             return _error(*self.refuse[path])
+        if path in self.instead:
+            return httpx.Response(200, content=self.instead[path])
         if path == "/health":
             return _json(Health(version=self.version))
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":

@@ -85,6 +85,13 @@ def test_the_advice_fits_what_was_refused(cli, api, *, command, path, answer, ex
     assert command != "doctor" or "taphouse doctor" not in result.output
 
 
+@pytest.mark.parametrize("said", [b"<html>", b"null", b"{}", b"\xff\xfe", b'{"row":'])
+def test_failures_of_something_else_than_the_service(cli, api, said):
+    api.instead["/v1/jobs/j1/failures"] = said
+    result = cli("jobs", "failures", "j1")
+    assert result.exit_code == 3 and "did not answer like Taphouse's API" in result.stderr
+
+
 def test_an_existing_dataset_is_asked_for_where_it_can_be_given(cli):
     for command in (["extract", "-f", "missing.jsonl"], ["enqueue", "missing.jsonl"]):
         result = cli(*command)
@@ -132,6 +139,10 @@ def test_usage_errors_point_at_help(cli, api, args, message):
         ["enqueue", "DATASET", "--key", "k" * 256],
         ["jobs", "x" * 5000],
         ["jobs", "pause", ".."],
+        ["jobs", "a\nb"],
+        ["jobs", "\udcff"],  # a byte that is no UTF-8
+        ["enqueue", "DATASET", "--name", "\udcff"],
+        ["--api-url", "http://\N{GRINNING FACE}.example:1", "queue"],
         ["shards", "get", "x" * 300],
         ["shards", "get", "../../etc/passwd"],
         ["shards", "prune", "--older-than", "1e308"],

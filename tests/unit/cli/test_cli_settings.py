@@ -89,6 +89,8 @@ def test_a_wrong_configuration_file_is_named(cli, api, config, text, message):
         (["--token-file", "missing"], "missing"),
         (["--token-file", "empty"], "empty"),
         (["--timeout", "-1"], "timeout_s"),
+        (["--timeout", "0"], "timeout_s"),
+        (["--token", " "], "the token is empty"),
         (["--token", "a", "--token-file", "empty"], "both"),
     ],
 )

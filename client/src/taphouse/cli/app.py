@@ -75,4 +75,6 @@ def root(
         "timeout_s": timeout_s,
         "config": config,
     }
-    context.meta[META] = {name: value for name, value in given.items() if value not in (None, False)}
+    context.meta[META] = {
+        name: value for name, value in given.items() if value is not None and value is not False
+    }

@@ -78,6 +78,10 @@ class Boundary(TyperGroup):
         )
 
 
+_NO_TEXT = {chr(0xDC00 + byte) for byte in range(0x80, 0x100)}
+"""How Python hands over bytes of an argument that are no UTF-8 (PEP 383)."""
+
+
 class DefaultCommand(TyperGroup):
     """A group whose `list` runs when the first word names no command: `jobs`, `jobs ID`, `jobs -o json`."""
 
@@ -124,6 +128,8 @@ def describe(error: Exception) -> tuple[str, str | None, ExitCode]:
         return message, error.advice or _advice(error), _code(error)
     if isinstance(error, OSError):
         return str(error), None, ExitCode.UNEXPECTED
+    if isinstance(error, UnicodeEncodeError) and error.object[error.start] in _NO_TEXT:
+        return "an argument holds bytes that are no UTF-8", "write it in UTF-8", ExitCode.USAGE
     return (
         f"unexpected {type(error).__name__}: {error}",
         DEBUG,

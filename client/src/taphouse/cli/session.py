@@ -112,7 +112,8 @@ def _session(context: typer.Context, options: dict[str, Any]) -> Session:
     from taphouse.cli.terminal import consoles
 
     before: dict[str, Any] = context.meta.get(META, {})
-    chosen = {**before, **{name: value for name, value in options.items() if value not in (None, False)}}
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    chosen = {**before, **given}
     form = chosen.pop("output", None) or OutputForm.TABLE
     chosen.pop("debug", None)
     if "token" in options or "token_file" in options:

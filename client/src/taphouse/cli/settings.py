@@ -78,7 +78,10 @@ class Settings(BaseSettings):
 
     def _token(self) -> str | None:
         if self.token is not None:
-            return self.token.get_secret_value()
+            token = self.token.get_secret_value().strip()
+            if not token:
+                raise UsageProblem("the token is empty", "give the service's token, or none")
+            return token
         if self.token_file is None:
             return None
         try:

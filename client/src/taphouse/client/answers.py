@@ -25,10 +25,11 @@ from taphouse.errors import (
 )
 from taphouse.wire import ErrorBody, ErrorDetail
 
-__all__ = ["SHA256_HEADER", "check_download", "not_taphouse", "parse", "raise_for", "reachable"]
+__all__ = ["SHA256_HEADER", "check_download", "check_url", "not_taphouse", "parse", "raise_for", "reachable"]
 
 SHA256_HEADER = "X-Taphouse-SHA256"
 M = TypeVar("M", bound=BaseModel)
+_URL = "Give one such as http://127.0.0.1:8900."
 
 
 _ERRORS: dict[int, type[ApiError]] = {
@@ -59,10 +60,16 @@ def reachable() -> Iterator[None]:
         raise Unreachable(
             f"can't reach {_url_of(error)}: {error}", advice="Check the URL and that the service runs."
         ) from error
-    except httpx.InvalidURL as error:
-        raise Unreachable(
-            f"not a usable URL: {error}", advice="Give one such as http://127.0.0.1:8900."
-        ) from error
+
+
+def check_url(url: str) -> None:
+    """Raise `BadRequest` for what is no URL of a service."""
+    try:
+        usable = bool(httpx.URL(url).host)
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise BadRequest(f"not a usable URL: {error}", status=0, advice=_URL) from error
+    if not usable:
+        raise BadRequest(f"not a usable URL: {url!r:.80} names no host", status=0, advice=_URL)
 
 
 def raise_for(answer: httpx.Response) -> None:

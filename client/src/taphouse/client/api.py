@@ -14,7 +14,15 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from taphouse import __version__
-from taphouse.client.answers import SHA256_HEADER, check_download, not_taphouse, parse, raise_for, reachable
+from taphouse.client.answers import (
+    SHA256_HEADER,
+    check_download,
+    check_url,
+    not_taphouse,
+    parse,
+    raise_for,
+    reachable,
+)
 from taphouse.client.bodies import (
     CHUNK_BYTES,
     Progress,
@@ -59,6 +67,7 @@ class Taphouse:
 
     `extract_timeout`, or `timeout` where that is longer, is the same for `extract`, which waits for the
     engine, and for `enqueue`, which waits until every batch is on disk. `transport` replaces the network.
+    A `base_url` that is no URL raises `BadRequest`.
     """
 
     def __init__(
@@ -70,6 +79,7 @@ class Taphouse:
         extract_timeout: float = 600.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        check_url(base_url)
         headers = {"User-Agent": f"taphouse/{__version__}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -189,7 +199,10 @@ class Taphouse:
                 answer.read()
             raise_for(answer)
             for line in answer.iter_lines():
-                yield RowFailure.model_validate_json(line)
+                try:
+                    yield RowFailure.model_validate_json(line)
+                except ValidationError as error:
+                    raise not_taphouse(answer) from error
 
     def queue(self) -> QueueStatus:
         """Depth, rates, ETA, workers, engines, consumers."""

@@ -72,6 +72,7 @@ def keyed(key: str | None) -> dict[str, str]:
 
 def segment(value: str) -> str:
     """One path segment: a name can't lead to another route."""
-    if not 0 < len(value) <= NAME_LENGTH or any(c in value for c in "/?#%") or value in (".", ".."):
+    usable = value.isprintable() and not any(c in value for c in "/?#%") and value not in (".", "..")
+    if not 0 < len(value) <= NAME_LENGTH or not usable:
         raise BadRequest(f"{value!r:.80} is not a name", status=0)
     return value
