@@ -19,6 +19,8 @@ from selenium.webdriver.remote.webelement import WebElement
 from tests.queue.conftest import TOKEN, Cluster, free_port, wait_for
 from tests.unit.extractor.test_tokens import write_tokens
 
+from taphouse.wire import Job, JobOptions
+
 AXE = Path(__file__).parent / "vendor/axe.min.js"
 
 
@@ -65,6 +67,18 @@ class Page:
     def sees(self, css: str, *words: str) -> None:
         wait_for(f"{css} says {words}", lambda: all(word in self.text(css) for word in words))
 
+    def focus(self) -> list[str | None]:
+        """Where the keyboard is: the job of the row, and the action's name or the element's id or class."""
+        found: list[str | None] = self.script(
+            "const at = document.activeElement; return [at.closest('tr')?.dataset.key ?? null, "
+            "at.dataset.action || at.id || at.className || at.tagName]"
+        )
+        return found
+
+    def press(self, key: str) -> None:
+        """A key, wherever the focus is."""
+        self.driver.switch_to.active_element.send_keys(key)
+
     def row(self, job_id: str) -> str:
         """The selector of a job's row."""
         return f'#jobs-table tr[data-key="{job_id}"]'
@@ -91,7 +105,7 @@ class Page:
         return list(found)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A service that runs, with two engines and one worker."""
     cluster = Cluster(tmp_path_factory.mktemp("dashboard"), second_port=free_port())
@@ -108,7 +122,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     chromium, chromedriver = browser_paths()
     options = webdriver.ChromeOptions()
@@ -144,3 +158,9 @@ def write_trainer(cluster: Cluster, **facts: Any) -> None:
     folder = cluster.store.root / "consumers"
     folder.mkdir(exist_ok=True)
     (folder / "eagle.json").write_text(json.dumps(said))
+
+
+def enqueue(cluster: Cluster, rows: int, name: str, **options: int) -> Job:
+    """A job whose rows no job of another name has."""
+    lines = (json.dumps({"id": f"r{i}", "prompt": f"{name}: {i}"}).encode() + b"\n" for i in range(rows))
+    return cluster.client.enqueue(lines, JobOptions(**options), name)

@@ -6,16 +6,11 @@ import signal
 
 import pytest
 from selenium.webdriver.common.keys import Keys
-from tests.dashboard.conftest import Page, write_trainer
+from tests.dashboard.conftest import Page, enqueue, write_trainer
 from tests.queue.conftest import Cluster, wait_for
 
-from taphouse.wire import GovernorMode, Job, JobOptions
+from taphouse.wire import GovernorMode, JobOptions
 from taphouse_extractor.records import Pin, Records
-
-
-def enqueue(service: Cluster, rows: int, name: str, **options: int) -> Job:
-    lines = (b'{"id":"r%d","prompt":"prompt number %d"}\n' % (i, i) for i in range(rows))
-    return service.client.enqueue(lines, JobOptions(**options), name)
 
 
 def test_the_page_is_empty_and_says_what_to_do(page: Page) -> None:
@@ -136,7 +131,9 @@ def test_pause_and_resume(page: Page, service: Cluster) -> None:
     page.sees(row, "paused", "Resume")
     service.trouble(delay_s=0.05)
     held = service.wait_idle(job.id)
-    assert held.state.value == "paused" and 0 < held.succeeded < 80
+    assert held.state.value == "paused" and 0 < held.succeeded < 80 and held.rate > 0
+    page.sees(row, f"{held.succeeded} of 80 rows")
+    assert page.text(f"{row} .rate") == page.text(f"{row} .left") == "–"
     page.one(f'{row} [data-action="resume"]').send_keys(Keys.ENTER)
     page.sees(row, "done", "80 of 80 rows")
     assert service.client.job(job.id).succeeded == 80
@@ -150,8 +147,9 @@ def test_retry_tries_failed_rows_again(page: Page, service: Cluster) -> None:
     page.sees(row, "done", "3 of 3 rows, 2 failed", "Retry failed")
     service.trouble(refusing=False)
     try:
-        page.one(f'{row} [data-action="retry"]').click()
+        page.one(f'{row} [data-action="retry"]').send_keys(Keys.ENTER)
         page.sees(row, "done", "3 of 3 rows, 1 failed")
+        assert page.focus() == [job.id, "retry"]
     finally:
         service.trouble(refusing=True)
     done = service.client.job(job.id)
@@ -164,6 +162,7 @@ def test_cancel_asks_first_and_then_cancels(page: Page, service: Cluster) -> Non
     job = enqueue(service, 4000, "too much", batch_size=4)
     row = page.row(job.id)
     page.sees(row, "running", "Cancel")
+    wait_for("some rows are over", lambda: service.client.job(job.id).succeeded)
     page.one(f'{row} [data-action="cancel"]').click()
     page.sees("#ask", "Cancel too much?")
     page.one('#ask [value="no"]').click()
@@ -171,8 +170,53 @@ def test_cancel_asks_first_and_then_cancels(page: Page, service: Cluster) -> Non
     page.one(f'{row} [data-action="cancel"]').send_keys(Keys.ENTER)
     page.one("#ask-yes").click()
     page.sees(row, "cancelled")
-    assert service.client.job(job.id).state.value == "cancelled"
+    cancelled = service.wait_idle(job.id)
+    assert cancelled.state.value == "cancelled"
     wait_for("no action is left", lambda: page.text(f"{row} .actions") == "")
+    assert (cancelled.succeeded + cancelled.skipped, cancelled.failed) == (4000, 0)
+    page.sees(row, f"{cancelled.succeeded:,} of 4,000 rows, cancelled")
+    bars = f"return [...document.querySelectorAll('{row} .meter i')].map(bar => parseFloat(bar.style.width))"
+    assert page.script(bars) == pytest.approx([cancelled.succeeded / 40, 0, 0], abs=0.01)
+    page.one(f"{row} .link").click()
+    page.sees("#job", f"{cancelled.skipped:,} not extracted")
+
+
+def test_the_focus_stays_with_a_jobs_row(page: Page, service: Cluster) -> None:
+    page.open()
+    service.trouble(delay_s=1.0)  # so that nothing is over before the keys
+    job = enqueue(service, 80, "by keyboard", batch_size=4)
+    row = page.row(job.id)
+    page.one(f'{row} [data-action="pause"]').send_keys(Keys.ENTER)
+    page.sees(row, "paused", "Resume")
+    assert page.focus() == [job.id, "resume"]
+    page.press(Keys.ENTER)
+    page.sees(row, "Pause")
+    assert page.focus() == [job.id, "pause"]
+
+    later = enqueue(service, 80, "came later", batch_size=4)
+    page.sees(page.row(later.id), "came later")
+    service.client.pause(job.id)
+    page.sees(row, "paused", "Resume")
+    assert page.focus() == [job.id, "resume"]
+    page.press(Keys.TAB)
+    service.client.resume(job.id)
+    page.sees(row, "Pause")
+    assert page.focus() == [job.id, "cancel"]
+
+    page.press(Keys.ENTER)
+    page.sees("#ask", "Cancel by keyboard?")
+    page.press(Keys.TAB)
+    page.press(Keys.ENTER)
+    page.sees(row, "cancelled")
+    assert page.focus() == [job.id, "link"]
+
+    page.one(f'{page.row(later.id)} [data-action="cancel"]').send_keys(Keys.ENTER)
+    page.sees("#ask", "Cancel came later?")
+    service.client.cancel(later.id)
+    wait_for("the button is gone", lambda: page.text(f"{page.row(later.id)} .actions") == "")
+    page.press(Keys.ESCAPE)
+    wait_for("it is back in the row", lambda: page.focus() == [later.id, "link"])
+    service.trouble(delay_s=0.05)
 
 
 def test_the_governor_takes_orders(page: Page, service: Cluster) -> None:
@@ -185,7 +229,8 @@ def test_the_governor_takes_orders(page: Page, service: Cluster) -> None:
     page.one('#governor-form [data-mode="stopped"]').click()
     page.one("#ask-yes").click()
     page.sees("#governor-mode", "stopped")
-    page.sees("#notice", "Paused", "stopped by the operator", "goes on by itself")
+    page.sees("#notice", "Paused", "stopped by the operator", "lets extraction run again")
+    assert "by itself" not in page.text("#notice")
     assert page.violations() == []
     page.one('#governor-form [data-mode="auto"]').click()
     page.sees("#governor-mode", "auto")
@@ -198,8 +243,10 @@ def test_the_trainer_is_shown_as_it_learns(page: Page, service: Cluster) -> None
     page.open()
     page.sees("#trainer-list", "eagle", "step 120", "loss 7.552", "41.3 %", "up with the ledger")
     page.sees("#charts .chart:last-child", "7.552", "41.3 %", "eagle")
+    page.sees("#trainer-list .pill", "training")
     write_trainer(service, phase="counting tokens", refused=2)
-    page.sees("#trainer-list", "counting tokens", "2 shards refused")
+    page.sees("#trainer-list .pill", "counting tokens")
+    page.sees("#trainer-list", "2 shards refused")
     write_trainer(service, step=180, loss=5.1, accuracy=0.5, ended="no more entries")
     page.sees("#trainer-list", "ended", "no more entries", "loss 5.1")
 
@@ -215,6 +262,7 @@ def test_a_trainer_that_ended_is_forgotten(page: Page, service: Cluster) -> None
     assert page.violations() == []
     page.one("#ask-yes").click()
     page.sees("#trainer-list", "None has written yet")
+    assert page.focus() == [None, "trainers"]
     page.sees("#tiles", "no consumer yet")
     assert not service.store.exists("consumers/eagle.json")
 
@@ -227,37 +275,11 @@ def test_a_service_that_goes_away_is_said_and_comes_back(page: Page, service: Cl
     page.sees("#link", "Disconnected")
     page.sees("#notice", "can't be reached", "Shown is what was at")
     assert page.violations() == []
+    page.size(360, 800)
+    assert page.script("return document.documentElement.scrollWidth") <= 360
     service.start_api()
     page.sees("#link", "Live")
     wait_for("the notice is gone", lambda: page.text("#notice") == "")
-
-
-@pytest.mark.parametrize(
-    ("scheme", "width"), [("light", 1440), ("dark", 1440), ("dark", 390), ("light", 390)]
-)
-def test_it_is_readable_in_light_and_dark_and_on_a_phone(page: Page, scheme: str, width: int) -> None:
-    page.media(prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
-    page.size(width, 900)
-    page.open()
-    page.sees("#jobs-table", "too much")
-    dark = page.script("return getComputedStyle(document.documentElement).colorScheme")
-    assert dark == scheme
-    assert page.script("return document.documentElement.scrollWidth") <= width
-    assert (
-        page.script("return getComputedStyle(document.querySelector('.meter i')).transitionDuration") == "0s"
-    )
-    assert page.violations() == []
-
-
-def test_the_theme_can_be_chosen_and_is_kept(page: Page) -> None:
-    page.open()
-    page.one("#theme").click()
-    page.one("#theme").click()
-    page.sees("#theme", "Theme: dark")
-    page.driver.refresh()
-    page.sees("#theme", "Theme: dark")
-    page.sees("#link", "Live")  # and so is the token, in this tab
-    assert page.script("return getComputedStyle(document.documentElement).colorScheme") == "dark"
 
 
 def test_a_reader_is_offered_no_action(page: Page, service: Cluster) -> None:
@@ -268,6 +290,7 @@ def test_a_reader_is_offered_no_action(page: Page, service: Cluster) -> None:
         page.sees(page.row(job.id), "queued")
         page.sees("#who", "reader (read)")
         page.sees("#governor-mode", "stopped")
+        page.sees("#tiles .tile:nth-child(2)", "Rows left", "paused")
         assert page.text(f"{page.row(job.id)} .actions") == ""
         assert page.all("#governor-form") == []
         page.open()

@@ -6,7 +6,7 @@ import { $, put, show } from "./dom.js";
 import * as f from "./format.js";
 import { governor } from "./governor.js";
 import { jobs } from "./jobs.js";
-import { engines, holds, shards, tiles, trainers, workers } from "./panels.js";
+import { engines, holds, over, shards, silent, tiles, trainers, workers } from "./panels.js";
 import { watch } from "./stream.js";
 import { themes } from "./theme.js";
 
@@ -65,7 +65,7 @@ function notice() {
   let kind = "warn";
   if (lost) [said, kind] = [`${lost}; trying again.${seen}`, "bad"];
   else if (trouble) [said, kind] = [`${trouble}.${seen}`, "bad"];
-  else if (moment?.status.paused) said = `Paused: ${moment.status.paused}. ${next(moment.status)}`.replace(".. ", ". ");
+  else if (moment?.status.paused) said = `Paused: ${moment.status.paused}. ${next(moment.status)}`.replace(".. ", ". ").trimEnd();
   else if (moment?.status.unfit_jobs) said = `${unfit(moment.status.unfit_jobs)} for an engine: ${moment.status.unfit}`;
   else if (moment && !moment.status.workers.length && moment.status.rows_left) said = "No worker is running: queued batches wait.";
   show($("notice"), said !== null);
@@ -75,10 +75,13 @@ function notice() {
   link(lost ? "Disconnected" : moment ? "Live" : "Connecting", lost ? "bad" : moment ? "good" : "quiet");
 }
 
-/** What ends a pause: mostly nobody has to do anything. */
+/** What ends a pause: mostly it ends with its cause. The operator's own says how it ends. */
 function next(status) {
-  const waits = status.consumers.some((one) => one.ended && holds(status, one.name).includes("feeding"));
-  return waits ? "It goes on when that trainer does, or is forgotten." : "It goes on by itself.";
+  if (status.governor?.mode === "stopped") return "";
+  const away = status.consumers.some((one) => (one.ended || silent(one, status.updated_at)) && holds(status, one.name).includes("feeding"));
+  if (away) return "It goes on when that trainer does, or is forgotten.";
+  if (over(status.unconsumed) && !status.consumers.length) return "It goes on when a trainer reads them.";
+  return "It goes on by itself when that is over.";
 }
 
 function link(text, kind) {

@@ -24,15 +24,20 @@ export function show(element, shown) {
   if (element.hidden === shown) element.hidden = !shown;
 }
 
-/** Make a container's children those of `items`, in order, keeping the element of each key (and its focus). */
-export function keyed(container, items, key, make, update) {
+/**
+ * Make a container's children those of `items`, in order, keeping the element of each key. Focus within stays
+ * where it is; when its element goes, `heir(element)` says what gets it.
+ */
+export function keyed(container, items, key, make, update, heir = () => null) {
+  const held = container.contains(document.activeElement) ? document.activeElement : null;
   const old = new Map([...container.children].map((child) => [child.dataset.key, child]));
+  const wanted = new Set(items.map((item) => String(key(item))));
+  for (const [name, child] of old) if (!wanted.has(name)) child.remove();
   let place = container.firstElementChild;
   for (const item of items) {
     const name = String(key(item));
     let child = old.get(name);
-    if (child) old.delete(name);
-    else {
+    if (!child) {
       child = make(item);
       child.dataset.key = name;
     }
@@ -40,7 +45,9 @@ export function keyed(container, items, key, make, update) {
     if (child === place) place = place.nextElementSibling;
     else container.insertBefore(child, place);
   }
-  for (const child of old.values()) child.remove();
+  if (held && !container.contains(document.activeElement)) {
+    (container.contains(held) ? held : heir(held))?.focus({ preventScroll: true }); // a moved one lets go of it too
+  }
 }
 
 /** Ask before something that can't be undone. Resolves to whether it was wanted. */

@@ -17,6 +17,10 @@ const ACTIONS = {
   },
 };
 
+/** What undoes an action: where the one was, the other is. */
+const OPPOSITE = { pause: "resume", resume: "pause" };
+const FINAL = ["done", "failed", "cancelled"];
+
 const title = (job) => job.name || job.id;
 
 /** The table of jobs. `allowed(job)` names the actions offered. */
@@ -28,7 +32,12 @@ export function jobs(allowed) {
 
   async function act(name, job) {
     const action = ACTIONS[name];
-    if (action.sure && !(await ask(...action.sure(job)))) return;
+    if (action.sure) {
+      const sure = await ask(...action.sure(job));
+      const row = body.querySelector(`[data-key="${job.id}"]`);
+      if (!row?.contains(document.activeElement)) after(row, name).focus(); // the button that asked went meanwhile
+      if (!sure) return;
+    }
     try {
       replace(await call("POST", `v1/jobs/${encodeURIComponent(job.id)}/${name}`));
     } catch (error) {
@@ -43,10 +52,10 @@ export function jobs(allowed) {
 
   function draw() {
     const shown = everything ? all : all.slice(0, SHOWN);
-    keyed(body, shown, (job) => job.id, (job) => row(job, look), (element, job) => update(element, job, offered(job), act));
+    keyed(body, shown, (job) => job.id, (job) => row(job, look), (element, job) => update(element, job, offered(job), act), () => $("jobs"));
     show($("jobs-empty"), all.length === 0);
     show($("jobs-table"), all.length > 0);
-    const active = all.filter((job) => !["done", "failed", "cancelled"].includes(job.state)).length;
+    const active = all.filter((job) => !FINAL.includes(job.state)).length;
     put($("jobs-count"), all.length ? `${active} unfinished` : "");
     show($("jobs-more"), all.length > SHOWN);
     put($("jobs-more"), everything ? "Show fewer" : `Show all ${all.length}`);
@@ -89,7 +98,7 @@ function row(job, look) {
     "tr",
     {},
     h("th", { scope: "row" }, h("button", { type: "button", class: "link", click: () => look(job.id) }, title(job)), job.name ? h("small", { class: "muted" }, job.id) : null),
-    cell("State", "", h("span", { class: "pill" }), h("small", { class: "reason" })),
+    cell("State", "state", h("span", { class: "pill" }), h("small", { class: "reason" })),
     cell("Progress", "progress", h("div", { class: "meter", role: "img" }, h("i", { class: "ok" }), h("i", { class: "bad" }), h("i", { class: "off" })), h("small", { class: "muted" })),
     cell("Rate", "n rate"),
     cell("Left", "n left"),
@@ -98,21 +107,41 @@ function row(job, look) {
   );
 }
 
+/** What has the focus once a row's action is gone: its opposite, the first of the others, or the job's name. */
+function after(row, action) {
+  if (!row) return $("jobs");
+  const button = (name) => row.querySelector(`[data-action="${name}"]`);
+  return button(action) ?? button(OPPOSITE[action]) ?? row.querySelector(".actions button") ?? row.querySelector(".link");
+}
+
+/** Whether it ended before every row was tried: the service counts what is left as skipped. */
+const cut = (job) => job.state === "cancelled" || (job.state === "failed" && job.finished_at === null);
+
+/** How far it got, in words. */
+function reached(job) {
+  const over = job.succeeded + job.failed + (cut(job) ? 0 : job.skipped);
+  const more = [
+    job.failed && `${f.count(job.failed)} failed`,
+    job.skipped && !cut(job) && `${f.count(job.skipped)} skipped`,
+    job.state === "cancelled" && "cancelled",
+  ];
+  return [`${f.count(over)} of ${f.count(job.rows)} rows`, ...more].filter(Boolean).join(", ");
+}
+
 function update(element, job, offered, act) {
   const [, state, progress, rate, left, stored, actions] = element.children;
   const pill = state.firstElementChild;
   put(pill, job.state);
   pill.dataset.kind = { running: "good", done: "good", failed: "bad", cancelled: "quiet", paused: "warn" }[job.state] ?? "plain";
   put(state.lastElementChild, job.reason);
-  const over = job.succeeded + job.failed + job.skipped;
-  const told = `${f.count(over)} of ${f.count(job.rows)} rows` + (job.failed ? `, ${f.count(job.failed)} failed` : "") + (job.skipped ? `, ${f.count(job.skipped)} skipped` : "");
+  const told = reached(job);
   const [ok, bad, off] = progress.firstElementChild.children;
-  for (const [bar, part] of [[ok, job.succeeded], [bad, job.failed], [off, job.skipped]]) bar.style.width = `${job.rows ? (100 * part) / job.rows : 0}%`;
+  for (const [bar, part] of [[ok, job.succeeded], [bad, job.failed], [off, cut(job) ? 0 : job.skipped]]) bar.style.width = `${job.rows ? (100 * part) / job.rows : 0}%`;
   progress.firstElementChild.setAttribute("aria-label", told);
   put(progress.lastElementChild, told);
-  const final = ["done", "failed", "cancelled"].includes(job.state);
-  put(rate, final || !job.rate ? f.none : `${f.number(job.rate)}/s`);
-  put(left, final ? f.none : f.duration(job.eta_s));
+  const still = job.state === "paused" || FINAL.includes(job.state);
+  put(rate, still || !job.rate ? f.none : `${f.number(job.rate)}/s`);
+  put(left, still ? f.none : f.duration(job.eta_s));
   put(stored.firstElementChild, job.bytes ? f.bytes(job.bytes) : f.none);
   put(stored.lastElementChild, job.raw_bytes ? `${f.ratio(job.bytes, job.raw_bytes)} of raw` : "");
   element.job = job;
@@ -122,6 +151,7 @@ function update(element, job, offered, act) {
     (name) => name,
     (name) => h("button", { type: "button", class: ACTIONS[name].danger ? "danger" : "", "aria-label": `${ACTIONS[name].label} ${title(job)}`, "data-action": name, click: () => act(name, element.job) }, ACTIONS[name].label),
     () => {},
+    (button) => after(element, button.dataset.action),
   );
 }
 
@@ -130,7 +160,7 @@ function detail(job) {
   const facts = [
     ["Id", job.id],
     ["State", job.reason ? `${job.state}: ${job.reason}` : job.state],
-    ["Rows", `${f.count(job.rows)}: ${f.count(job.succeeded)} succeeded, ${f.count(job.failed)} failed, ${f.count(job.skipped)} skipped`],
+    ["Rows", `${f.count(job.rows)}: ${f.count(job.succeeded)} succeeded, ${f.count(job.failed)} failed, ${f.count(job.skipped)} ${cut(job) ? "not extracted" : "skipped"}`],
     ["Batches", Object.entries(job.batches).filter(([, value]) => value).map(([name, value]) => `${f.count(value)} ${name}`).join(", ") || f.none],
     ["Tokens", f.count(job.tokens)],
     ["Shards", `${f.count(job.shards)}, ${f.bytes(job.bytes)} of ${f.bytes(job.raw_bytes)} raw`],

@@ -8,13 +8,19 @@ const SHARDS_SHOWN = 14;
 
 const TILES = [
   ["Throughput", (s, p) => [f.number(p.samples), "samples/s", `${f.number(p.tokens)} tokens/s`]],
-  ["Rows left", (s) => [f.count(s.rows_left), "", s.rows_left ? `about ${f.duration(s.eta_s)}` : "nothing to do"]],
+  ["Rows left", (s) => [f.count(s.rows_left), "", left(s)]],
   ["Batches", (s) => [f.count(s.depth.running), "running", `${f.count(s.depth.queued)} queued, ${f.count(s.depth.waiting)} waiting`]],
   ["Stored", (s, p) => [f.bytes(p.bytes), "/s", p.raw_bytes ? `${f.ratio(p.bytes, p.raw_bytes)} of raw` : "nothing lately"]],
   ["Unconsumed", (s) => unconsumed(s.unconsumed)],
   ["Production", (s, p) => production(s.governor, p)],
   ["Extraction's limit", (s) => limit(s.governor)],
 ];
+
+function left(status) {
+  if (!status.rows_left) return "nothing to do";
+  if (status.paused) return "paused";
+  return status.eta_s === null ? "no estimate yet" : `about ${f.duration(status.eta_s)}`;
+}
 
 function unconsumed(found) {
   if (!found) return [f.none, "", "not counted"];
@@ -24,7 +30,7 @@ function unconsumed(found) {
 }
 
 /** One shard alone is never too much. */
-const over = (found) => Boolean(found?.bound_bytes) && found.shards > 1 && found.bytes >= found.bound_bytes;
+export const over = (found) => Boolean(found?.bound_bytes) && found.shards > 1 && found.bytes >= found.bound_bytes;
 
 /** What waits for a consumer. */
 export function holds(status, name) {
@@ -119,6 +125,7 @@ function action([label, name, click] = ["", "", () => {}]) {
 }
 
 function listed(id, items, key, none, facts) {
+  const title = $(id).parentElement.querySelector("h2");
   const all = items.length ? items.map((item) => ({ key: key(item), ...facts(item) })) : [{ key: "", name: none, lines: [] }];
   keyed(
     $(id),
@@ -132,9 +139,11 @@ function listed(id, items, key, none, facts) {
       put(pill, one.pill);
       pill.dataset.kind = one.kind ?? "plain";
       put(element.children[1], one.lines.filter(Boolean).join(" · "));
+      if (!one.offered && element.children[2].contains(document.activeElement)) title.focus({ preventScroll: true });
       show(element.children[2], Boolean(one.offered));
       element.classList.toggle("none", one.key === "");
     },
+    () => title,
   );
 }
 
@@ -168,7 +177,9 @@ export function workers(status, now) {
 
 async function forget(name) {
   const text = "Nothing waits for it any more: feeding and deletion go on without it. If it comes back, it is registered again.";
-  if (!(await ask(`Forget ${name}?`, text, "Forget it"))) return;
+  const sure = await ask(`Forget ${name}?`, text, "Forget it");
+  if (!$("trainer-list").contains(document.activeElement)) $("trainers").focus(); // the button that asked went meanwhile
+  if (!sure) return;
   try {
     await call("POST", `v1/consumers/${encodeURIComponent(name)}/forget`);
   } catch (error) {
@@ -176,20 +187,24 @@ async function forget(name) {
   }
 }
 
+/** Whether nothing was heard of a consumer that has not ended. */
+export const silent = (one, now) => !one.ended && one.updated_at !== null && now - one.updated_at > 300;
+
 /** Those who read the ledger; `admin` may forget one that ended or fell silent. */
 export function trainers(status, now, admin) {
   put($("retention"), retention(status.retention));
   listed("trainer-list", status.consumers, (c) => c.name, "None has written yet.", (one) => {
     const behind = one.lag === null ? null : one.lag ? `${f.count(one.lag)} shards behind` : "up with the ledger";
-    const silent = !one.ended && one.updated_at !== null && now - one.updated_at > 300;
+    const quiet = silent(one, now);
+    const phase = one.phase ?? "training";
     const held = holds(status, one.name);
     return {
       name: one.name,
       action: ["Forget", `Forget ${one.name}`, () => forget(one.name)],
-      offered: admin && (one.ended || silent),
-      pill: one.ended ? "ended" : silent ? "silent" : "training",
-      kind: one.ended ? (held.length ? "warn" : "quiet") : silent ? "warn" : "good",
-      lines: [one.ended ?? (one.phase !== "training" && one.phase), one.refused > 0 && `${f.count(one.refused)} shards refused`, one.step !== null && `step ${f.count(one.step)}`, `loss ${f.number(one.loss, 4)}`, `accuracy ${f.percent(one.accuracy)}`, behind, held.length && `holds back ${held.join(" and ")}`, `wrote ${f.ago(one.updated_at, now)}`],
+      offered: admin && (one.ended || quiet),
+      pill: one.ended ? "ended" : quiet ? "silent" : phase,
+      kind: one.ended ? (held.length ? "warn" : "quiet") : quiet ? "warn" : phase === "training" ? "good" : "plain",
+      lines: [one.ended ?? (quiet && phase !== "training" && phase), one.refused > 0 && `${f.count(one.refused)} shards refused`, one.step !== null && `step ${f.count(one.step)}`, `loss ${f.number(one.loss, 4)}`, `accuracy ${f.percent(one.accuracy)}`, behind, held.length && `holds back ${held.join(" and ")}`, `wrote ${f.ago(one.updated_at, now)}`],
     };
   });
 }
