@@ -194,7 +194,9 @@ class Samples:
             try:
                 self._close(job, BatchRef(job_id=job.id, batch=batch))
             except StoreBusy as error:
-                raise Conflict(f"a worker seals a shard of job {job.id}: ask again in a moment") from error
+                raise Conflict(
+                    f"a worker seals a shard of job {job.id}: wait for it, or end it, should it be frozen"
+                ) from error
             except StoreFull:
                 raise
             except (StoreError, ShardError, LedgerError) as error:
