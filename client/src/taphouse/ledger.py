@@ -28,7 +28,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from taphouse.errors import LedgerError, NotInStore, ShardError, UnsafePath
+from taphouse.errors import LedgerError, NotInStore, ShardError, StoreBusy, UnsafePath
 from taphouse.shards.header import ShardFacts
 from taphouse.shards.reader import describe_shard
 from taphouse.shards.writer import SHARD_DIRECTORY, SUFFIX, shard_path
@@ -176,6 +176,20 @@ class Ledger:
         """
         self._known_head = last_number(self._exists, self._known_head)
         return self._known_head
+
+    def takes_entries(self, patience_s: float) -> bool:
+        """Whether one could be made within `patience_s`; False while somebody holds the lock that long."""
+        until, head = time.monotonic() + patience_s, self.head()
+        while True:
+            try:
+                with self._store.lock(_LOCK, wait=False):
+                    return True
+            except StoreBusy:
+                if self.head() > head:
+                    return True
+                if time.monotonic() >= until:
+                    return False
+            time.sleep(0.02)
 
     def reconcile(self) -> Reconciliation:
         """Give every sealed shard its entry, in order of its name, and name entries whose shard is gone.

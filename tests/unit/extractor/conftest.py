@@ -335,7 +335,7 @@ def serve(bench: Bench, tmp_path: Path) -> Iterator[Callable[..., Service]]:
                 gate=gate,
                 governor=panel,
                 workers=lambda: bench.overview.live().workers,
-                ledger_head=bench.ledger.head,
+                ledger=bench.ledger,
             ),
             governor=panel,
             retries=Retries(bench.records, patience_s),

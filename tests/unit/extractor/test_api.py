@@ -21,6 +21,7 @@ from taphouse.errors import ApiError, BadRequest, NotFound, TooBusy, TooLarge, U
 from taphouse.shards import Shard, verify_shard
 from taphouse.store import put_json
 from taphouse.wire import Check, JobOptions, SampleQuery
+from taphouse_extractor import doctor as doctor_module
 
 Serve = Callable[..., Service]
 ROUTES = [
@@ -370,6 +371,22 @@ def test_doctor_runs_a_canary_when_asked(serve: Serve) -> None:
     assert not said.ok and "no room for a canary" in said.detail
     tap.canary = {"state": "passed", "reason": None}
     assert canary(canary=True).ok and tap.canaries == 3
+
+
+def test_doctor_says_when_nobody_can_make_a_ledger_entry(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_module, "LEDGER_S", 0.05)
+    service = serve()
+
+    def ledger() -> Check:
+        [found] = [check for check in service.client.doctor() if check.check == "ledger"]
+        return found
+
+    assert ledger().ok
+    with service.bench.store.lock("ledger/lock"):
+        assert not ledger().ok and "held its lock for 0.05 s" in ledger().detail
+    assert ledger().ok
 
 
 def test_doctor_names_each_broken_link(serve: Serve) -> None:

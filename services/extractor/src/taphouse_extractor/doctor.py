@@ -13,6 +13,7 @@ from typing import Any
 import redis
 
 from taphouse.errors import StoreError, TaphouseError
+from taphouse.ledger import Ledger
 from taphouse.slices import start_id_of
 from taphouse.store import Store
 from taphouse.wire import Check, Consumer, Worker
@@ -28,6 +29,7 @@ from taphouse_extractor.leases import Leases
 __all__ = ["Doctor"]
 
 QUIET_CONSUMER_S = 60.0
+LEDGER_S = 2.0
 
 
 class Doctor:
@@ -42,10 +44,10 @@ class Doctor:
         gate: Gate,
         governor: Panel,
         workers: Callable[[], tuple[Worker, ...]],
-        ledger_head: Callable[[], int],
+        ledger: Ledger,
     ) -> None:
         self._engines, self._store = engines, store
-        self._leases, self._gate, self._workers, self._ledger_head = leases, gate, workers, ledger_head
+        self._leases, self._gate, self._workers, self._ledger = leases, gate, workers, ledger
         self._governor = governor
 
     def ready(self) -> list[Check]:
@@ -54,7 +56,7 @@ class Doctor:
 
     def examine(self, *, canary: bool = False) -> list[Check]:
         """Every link; with `canary` every engine runs its canary first."""
-        checks = [*self.ready(), self._check_disk()]
+        checks = [*self.ready(), self._check_disk(), *self._check_ledger()]
         said = abreast(_ask_after_canary if canary else _ask, self._engines)
         for engine, status in zip(self._engines, said, strict=True):
             several = f" of {engine.url}" if len(self._engines) > 1 else ""
@@ -105,6 +107,26 @@ class Doctor:
             )
         return Check(check="disk", ok=True, detail=f"{free} bytes free")
 
+    def _check_ledger(self) -> list[Check]:
+        """Says nothing of a store that isn't the service's: a lock would leave a file there."""
+        if self._gate.wrong_store() is not None:
+            return []
+        try:
+            free = self._ledger.takes_entries(LEDGER_S)
+        except TaphouseError as error:
+            return [Check(check="ledger", ok=False, detail=error.message, advice=error.advice or None)]
+        if free:
+            return [Check(check="ledger", ok=True, detail="takes entries")]
+        return [
+            Check(
+                check="ledger",
+                ok=False,
+                detail=f"somebody held its lock for {LEDGER_S:g} s and made no entry: no batch ends",
+                advice="`fuser <store>/ledger/lock` says who. Is it frozen, or its container paused? Let it "
+                "go on, or kill it. A deletion that writes a large shard anew takes a while, too",
+            )
+        ]
+
     def _check_workers(self) -> Check:
         workers = self._workers()
         if not workers:
@@ -115,7 +137,7 @@ class Doctor:
 
     def _check_consumers(self) -> list[Check]:
         try:
-            found, unread = consumers.readable(self._store, self._ledger_head())
+            found, unread = consumers.readable(self._store, self._ledger.head())
         except TaphouseError as error:
             return [Check(check="consumers", ok=False, detail=error.message, advice=error.advice or None)]
         if not found and not unread:

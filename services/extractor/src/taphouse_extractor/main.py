@@ -146,7 +146,7 @@ def build_api(settings: Settings) -> FastAPI:
             gate=gate,
             governor=panel,
             workers=lambda: overview.live().workers,
-            ledger_head=ledger.head,
+            ledger=ledger,
         ),
         governor=panel,
         retries=Retries(records),
