@@ -124,7 +124,9 @@ class Settings(ServiceSettings):
     extract_concurrency: int = Field(default=4, ge=1, description="Direct extractions at once.")
     max_request_bytes: int = Field(default=8 * MIB, ge=1, description="Body of a JSON request.")
     max_header_bytes: int = Field(
-        default=64 << 10, ge=4096, description="Request line and headers of one request."
+        default=64 << 10,
+        ge=4096,
+        description="Request line and headers of a request that is still coming in.",
     )
     body_timeout_s: float = Field(
         default=60.0, gt=0, description="A request whose body stands still for so long is refused (408)."
