@@ -92,13 +92,28 @@ def test_a_retry_waits_for_one_that_is_quick(bench: Bench) -> None:
     assert bench.overview.job(job.id).failed == 0
 
 
+def test_who_looks_while_redis_hangs_keeps_nobody_from_acting(
+    serve: Serve, ask: Ask, gone: Gone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = serve()
+    job = service.bench.job([{"prompt": "x"}])
+    with monkeypatch.context() as patch:
+        patch.setattr(service.bench.overview, "jobs", gone)
+        answers = ask("GET", service.url + "/v1/jobs")
+        assert gone.came.acquire(timeout=10)
+        assert service.client.cancel(job.id).state.value == "cancelled"
+        assert not any(answer.done() for answer in answers)
+        gone.set()
+        assert {answer.result().status_code for answer in answers} == {503}
+
+
 def test_whether_it_lives_is_answered_where_all_threads_are_taken(
     serve: Serve, ask: Ask, gone: Gone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = serve()
     with monkeypatch.context() as patch:
-        patch.setattr(service.bench.overview, "jobs", gone)
-        answers = ask("GET", service.url + "/v1/jobs")
+        patch.setattr(service.bench.records, "job", gone)
+        answers = ask("GET", service.url + "/v1/jobs/j/failures")
         for _ in range(40):
             assert gone.came.acquire(timeout=10)
         for path in ("/health", "/ready", "/metrics", "/", "/docs"):

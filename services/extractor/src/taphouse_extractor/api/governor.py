@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from taphouse.wire import Governor, GovernorOrder
 from taphouse_extractor.api.audit import Notes
 from taphouse_extractor.api.context import Here
+from taphouse_extractor.api.threads import on_its_own
 
 __all__ = ["router"]
 
@@ -14,6 +15,7 @@ router = APIRouter(tags=["operations"])
 
 
 @router.get("/v1/governor")
+@on_its_own("looks")
 def look(here: Here) -> Governor:
     """What extraction may use while production is there, and why."""
     return here.governor.view()

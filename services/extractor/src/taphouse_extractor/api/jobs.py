@@ -109,12 +109,14 @@ async def enqueue(
 
 
 @router.get("/v1/jobs")
+@on_its_own("looks")
 def list_jobs(here: Here, who: Asking, limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> JobList:
     """Jobs, newest first; for a tenant's token those of its tenant."""
     return JobList(jobs=here.overview.jobs(limit, tenant=who.tenant))
 
 
 @router.get("/v1/jobs/{job_id}")
+@on_its_own("looks")
 def get_job(here: Here, job_id: str) -> Job:
     """One job, with its first failures."""
     return here.overview.job(job_id)

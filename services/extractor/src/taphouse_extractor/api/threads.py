@@ -31,7 +31,7 @@ class Threads:
         self.datasets = CapacityLimiter(AT_ONCE)
         """Datasets that begin, end, or are read from a file."""
         self.looks = CapacityLimiter(AT_ONCE)
-        """What asks Redis about everything."""
+        """What only looks, and asks Redis for it."""
         self.bounded = CapacityLimiter(inf)
         """What bounds itself, and refuses more."""
         self._shared: dict[str, asyncio.Future[Any]] = {}
