@@ -287,6 +287,25 @@ def test_what_is_damaged_is_named_and_keeps_nothing_else(bench: Bench) -> None:
     assert list(chain(*held(bench).values())) == ["b1"] * 5
 
 
+def test_a_sealed_shard_that_no_entry_names_is_not_passed_over(bench: Bench) -> None:
+    """One was damaged before its outcome, its batch given up: it goes whole. One lost its entry: named."""
+    given_up, unnamed = bench.job(ROWS[:2]), bench.job(ROWS[:2])
+    ref = BatchRef(job_id=given_up.id, batch=0)
+    kill_after_sealing(bench, ref, "append")
+    path = bench.store.root / "shards" / given_up.shard_of(0)
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data[:-40])
+    assert "can't be used" in bench.pipeline.give_up(given_up, ref, "it crashed").failures[0].reason
+    bench.run_all(unnamed)
+    (bench.store.root / "ledger" / "by-shard" / f"{unnamed.shard_of(0)}.json").unlink()
+    deleted = samples_of(bench).delete(SampleQuery(user="ann"))
+    assert deleted.rows == 1 and not path.exists()
+    assert [problem.partition(":")[0] for problem in deleted.problems] == [f"shard {unnamed.shard_of(0)}"]
+    Ledger(bench.store).reconcile()
+    assert samples_of(bench).delete(SampleQuery(user="ann")).samples == 1
+
+
 def test_of_a_tenant_all_goes_whatever_state_it_is_in(bench: Bench) -> None:
     """A shard cut, one away, one sealed without an entry and cut. Rows that still come in are waited for."""
     job = bench.job(ROWS, batch_size=2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from taphouse.errors import NotInStore
+from taphouse.errors import NotInStore, StoreError
 from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.shards import SHARD_DIRECTORY, ShardFacts, ShardWriter, open_shard, shard_path
 from taphouse.store import Store
@@ -45,10 +45,19 @@ class Rewriting:
                     raise NotInStore(f"its file is not there: restore {before.path}") from error
         return entry, set()
 
-    def take_out(self, shard: str, ids: set[str]) -> tuple[int, str | None]:
-        """Take samples out: how many, and the name of the shard without them (None: nothing is left)."""
+    def take_out(self, shard: str, ids: set[str], *, given_up: bool = False) -> tuple[int, str | None]:
+        """Take samples out: how many, and the name of the shard without them (None: nothing is left).
+
+        `given_up`: its batch's outcome counts no shard; one without an entry was damaged, and goes whole.
+        """
         entry, present = self.held(shard)
         if entry is None:
+            if given_up:
+                self._store.delete(shard_path(shard))
+            elif self._store.exists(shard_path(shard)):
+                raise StoreError(
+                    "it has no ledger entry: it gets one within a minute, or the log says why not"
+                )
             return 0, None
         taken, kept, name = ids & present, present - ids, entry.shard
         if taken and kept:

@@ -172,7 +172,9 @@ class Samples:
                     elif ref.batch in failed:
                         raise failed[ref.batch]
                     else:
-                        done.take(shard, *self._rewriting.take_out(shard, ids))
+                        outcome = self._records.outcome(ref)
+                        given_up = outcome is not None and outcome.shard is None
+                        done.take(shard, *self._rewriting.take_out(shard, ids, given_up=given_up))
                     self._forget_failures(ref, ids)
             if len(done.problems) == before:
                 blank |= {match.row for match in matches}
