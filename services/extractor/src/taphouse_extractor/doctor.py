@@ -105,7 +105,7 @@ class Doctor:
             return Check(
                 check="disk", ok=False, detail=problem, advice="Extraction pauses until there is room"
             )
-        return Check(check="disk", ok=True, detail=f"{free} bytes free")
+        return Check(check="disk", ok=True, detail=f"{free / 1e9:.1f} GB free")
 
     def _check_ledger(self) -> list[Check]:
         """Says nothing of a store that isn't the service's: a lock would leave a file there."""
@@ -141,7 +141,9 @@ class Doctor:
         except TaphouseError as error:
             return [Check(check="consumers", ok=False, detail=error.message, advice=error.advice or None)]
         if not found and not unread:
-            return [Check(check="consumers", ok=True, detail="no trainer has followed the ledger yet")]
+            return [
+                Check(check="consumers", ok=True, detail="no consumer is registered: nothing waits for one")
+            ]
         now = time.time()
         return [*(_consumer(consumer, now) for consumer in found), *map(_unread, unread.items())]
 

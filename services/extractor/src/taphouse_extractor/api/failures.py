@@ -79,6 +79,13 @@ async def answer_to(request: Request, error: Exception) -> JSONResponse:
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    if first["type"] == "json_invalid":  # whose place is a character, which names nothing
+        found = first.get("ctx", {}).get("error", "it can't be read")
+        message = f"the body is not JSON: {found}"
+        detail = ErrorDetail(
+            message=message, type="invalid_request_error", param="body", code="invalid_request"
+        )
+        return _body(request, 422, detail)
     place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
     where = ".".join(place) or str(first["loc"][0])
     message = f"{where}: {first['msg']}"
