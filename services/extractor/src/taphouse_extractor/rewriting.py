@@ -14,9 +14,10 @@ from taphouse.ledger import Ledger, LedgerEntry
 from taphouse.shards import SHARD_DIRECTORY, ShardFacts, ShardWriter, open_shard, shard_path
 from taphouse.store import Store
 
-__all__ = ["Rewriting"]
+__all__ = ["DELETED", "Rewriting"]
 
 DELETED = "samples were deleted"
+"""What ledger entries and outcomes say of them."""
 REWRITTEN = re.compile(r"(.+)\.[0-9a-f]{12}\.safetensors")
 SUFFIX = ".safetensors"
 

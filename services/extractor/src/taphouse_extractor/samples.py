@@ -35,13 +35,11 @@ from taphouse_extractor.blanked import blank_rows, numbered_rows
 from taphouse_extractor.errors import Conflict, NotFound
 from taphouse_extractor.moves import Move, Moves
 from taphouse_extractor.records import DELETING, BatchRef, JobRecord, Records
-from taphouse_extractor.rewriting import Rewriting
+from taphouse_extractor.rewriting import DELETED, Rewriting
 
 __all__ = ["Samples"]
 
 SHOWN = 1000
-DELETED = "samples were deleted"
-"""What an outcome says of them."""
 
 
 @dataclass(frozen=True)
