@@ -130,7 +130,7 @@ class FakeEngine:
         top: int = 0,
     ) -> Generated:
         wanted = slices.verify_opt_in(self.start.secret, opt_in)
-        assert self.start.is_claimed(wanted.tag)
+        assert (self.start.directory / f"{wanted.tag}.claim").exists()
         self.seen.append((token_ids, request, dp_rank))
         self.ranked.append(top)
         self.running.add(request_id)

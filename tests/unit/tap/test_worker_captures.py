@@ -275,6 +275,26 @@ def test_a_replayed_tag_disturbs_nobody(bench: Bench) -> None:
     assert bench.counted(Word.FORGED, Word.SEALED) == (1, 1)
 
 
+def test_the_tag_of_a_sealed_slice_captures_nothing_again(bench: Bench) -> None:
+    number = bench.capture()
+    bench.step((number, 0, 4))
+    bench.writer.handle(Finish(number))
+    again = bench.capture(opt_in=bench.captures[number])
+    bench.step((again, 0, 4))
+    bench.writer.handle(Finish(again))
+    assert bench.counted(Word.FORGED, Word.SEALED, Word.ROWS) == (1, 1, 4)
+
+
+def test_a_client_that_left_before_its_request_ran_gets_nothing(bench: Bench) -> None:
+    opt_in = admitted(bench.start, 4, 8)
+    bench.start.release(opt_in.tag)
+    number = bench.capture(opt_in=opt_in)
+    bench.step((number, 0, 4))
+    bench.writer.handle(Finish(number))
+    assert list(bench.start.directory.glob(f"{opt_in.tag}*")) == []
+    assert bench.counted(Word.FORGED, Word.SEALED, Word.FAILED, Word.ROWS) == (0, 0, 0, 0)
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_client_that_left_leaves_nothing(bench: Bench, more: int) -> None:
     """Whether it left before its prompt was through or after."""

@@ -34,6 +34,7 @@ class Queue:
     def __init__(self, rows: int) -> None:
         self.items: list[Any] = []
         self.tags: list[str] = []
+        self.unsent = 0
         self.epochs: list[int] = []
         self.full = False
         self._ring = Ring(rows)
@@ -54,6 +55,10 @@ class Queue:
 
     def put(self, item: Any) -> None:
         self.items.append(item)
+        self.unsent += 1
+
+    def flush(self) -> None:
+        self.unsent = 0
 
     def fail_all(self, reason: str) -> None:
         self.items.append(FailAll(reason))
@@ -72,8 +77,7 @@ class Bench:
         self.weights = weights_of(torch.nn.Linear(3, 3))
         self.steps = Steps(
             self.worker,
-            self.start,
-            0,
+            self.start.secret,
             staging=self.staging,
             weights=self.weights,
             link=self.queue,  # type: ignore[arg-type]
@@ -92,7 +96,9 @@ class Bench:
         self.worker.model_runner.input_batch.req_ids = list(counts)
         self.steps.before(output)
         forward(self.staging, [(0, count) for count in counts.values()])
+        assert self.queue.unsent == 0
         self.steps.after(output)
+        assert self.queue.unsent == 0
 
 
 @pytest.fixture
@@ -135,6 +141,16 @@ def test_rows_are_poisoned_before_the_forward(bench: Bench) -> None:
     assert bench.staging.rows[:4].isnan().all() and bench.staging.marks[:4].tolist() == [[-1, -1]] * 4
 
 
+def test_nothing_is_poisoned_where_no_capture_has_rows(bench: Bench) -> None:
+    _, extra = bench.admit()
+    bench.step({"a": 4}, (new_request("a", 4, extra),))
+    forward(bench.staging, [(0, TOKENS)])
+    bench.steps.before(Output({"b": 4}))
+    assert not bench.staging.rows.isnan().any()
+    bench.steps.before(Output({"b": 4, "a": 1}))
+    assert bench.staging.rows[:5].isnan().all() and not bench.staging.rows[5:].isnan().any()
+
+
 @pytest.mark.parametrize("value", ["x", 7, None, [], {"tag": "0" * 32}, {}])
 def test_what_is_not_signed_captures_nothing(bench: Bench, value: Any) -> None:
     bench.step({"a": 4}, (new_request("a", 4, {"taphouse": value}),))
@@ -149,14 +165,10 @@ def test_another_signature_captures_nothing(bench: Bench) -> None:
 
 
 def test_a_replayed_tag_captures_nothing(bench: Bench) -> None:
-    opt_in, extra = bench.admit()
+    _, extra = bench.admit()
     bench.step({"a": 4, "b": 4}, (new_request("a", 4, extra), new_request("b", 4, extra)))
     assert [len(step.parts) for step in bench.queue.of(Step)] == [1]
     assert bench.counters.forged == 1
-    bench.start.release(opt_in.tag)
-    bench.queue.tags.clear()
-    bench.step({"c": 4}, (new_request("c", 4, extra),), finished_req_ids=["a", "b"])
-    assert len(bench.queue.of(Step)) == 1
 
 
 def test_a_prompt_of_another_length_fails(bench: Bench) -> None:
@@ -200,7 +212,9 @@ def test_a_step_that_cannot_be_told_drops_the_captures_and_not_the_step(bench: B
     assert bench.queue.of(Step) == []
 
 
-@pytest.mark.parametrize("function", ["row_count", "new_requests", "finished", "preempted", "batch_rows"])
+@pytest.mark.parametrize(
+    "function", ["row_count", "scheduled", "new_requests", "finished", "preempted", "batch_rows"]
+)
 def test_an_error_trips_the_breaker_and_does_not_reach_the_engine(
     bench: Bench, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,13 +233,13 @@ def test_an_error_trips_the_breaker_and_does_not_reach_the_engine(
 
 def test_what_was_admitted_while_the_breaker_tripped_is_failed(bench: Bench) -> None:
     _, extra = bench.admit()
-    is_claimed = bench.start.is_claimed
+    admit = bench.queue.admit
 
-    def tripping(tag: str) -> bool:
+    def tripping(*given: Any) -> int | None:
         bench.breaker.refuse("from another thread")
-        return is_claimed(tag)
+        return admit(*given)
 
-    bench.start.is_claimed = tripping  # type: ignore[method-assign]
+    bench.queue.admit = tripping  # type: ignore[method-assign]
     bench.step({"a": 4}, (new_request("a", 4, extra),))
     assert len(bench.queue.tags) == 1 and len(bench.queue.of(FailAll)) == 1
 

@@ -148,10 +148,6 @@ class Start:
                 )
         return found
 
-    def is_claimed(self, tag: str) -> bool:
-        """Tell whether `tag` still has its claim: a rank writes nothing for a tag without one."""
-        return (self.directory / f"{tag}.claim").exists()
-
     def touch(self, tag: str) -> None:
         """Renew a claim's age, for a request that still waits its turn."""
         with contextlib.suppress(FileNotFoundError):

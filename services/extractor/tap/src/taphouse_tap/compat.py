@@ -8,8 +8,8 @@ version    platform  runners  ran
 0.32.0     cpu       V1       TP 1 and 2, DP 2, eager and compiled; Llama, DeepseekV3, KimiK25; EAGLE-3
                               and n-gram drafts, preemption, prefix caching, reloaded weights
 0.22.1     cuda      V1, V2   TP 1 (V1 also TP 2), FULL_AND_PIECEWISE CUDA graphs, async scheduling;
-                              Llama (both), DeepseekV3 with INT4 experts, with bfloat16 ones at TP 2,
-                              an EAGLE-3 draft (V1)
+                              Llama (both), DeepseekV3 with bfloat16 and INT4 experts (V1), an EAGLE-3
+                              draft beside Llama (both), sleep and wake (V1)
 =========  ========  =======  ==========================================================================
 
 ====================================================  ==================================================
@@ -19,6 +19,9 @@ touched                                               for
 `direct_register_custom_op`                           the taps' two ops
 `runner.get_model()`                                  the model that is tapped
 `runner.model_memory_usage`                           the tap's device memory counts as the model's
+`worker.use_v2_model_runner`, `vllm_config`:          which runner; the start's id; the tap's settings;
+`.instance_id`, `.additional_config`,                 drafts; modes that are refused
+`.num_speculative_tokens`, `.parallel_config`, ...
 V1 `runner.input_batch.req_ids`                       order of requests in the batch, after a forward
 V2 `runner.execute_model_state.input_batch.req_ids`   the same; valid until tokens are sampled
 `SchedulerOutput`: `scheduled_new_reqs`,              who is new, how many rows each has, where they
@@ -318,6 +321,11 @@ def finished(scheduler_output: Any) -> Iterable[str]:
 def preempted(scheduler_output: Any) -> Iterable[str]:
     """Return the ids of requests preempted in this step, where the runner is told."""
     return scheduler_output.preempted_req_ids or ()
+
+
+def scheduled(scheduler_output: Any) -> Iterable[str]:
+    """Return the ids of requests that have rows in this step."""
+    return scheduler_output.num_scheduled_tokens.keys()
 
 
 def row_count(scheduler_output: Any) -> int:

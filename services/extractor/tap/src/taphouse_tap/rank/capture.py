@@ -29,6 +29,11 @@ class Capture:
         return self._trailer.tag
 
     @property
+    def sealed(self) -> bool:
+        """Whether this rank's slice of that name is there already."""
+        return (self._directory / f"{self.tag}.t{self._trailer.tp_rank}.slice").exists()
+
+    @property
     def abandoned(self) -> bool:
         """Whether the claim is gone: the client left, nobody waits for this capture."""
         return not (self._directory / f"{self.tag}.claim").exists()

@@ -1,7 +1,7 @@
 """The engine's end of its writer process: starts it, tells it what to do, notices when it is gone.
 
-Nothing here waits: what can't be sent now is kept, or refused. One thread of ours sleeps in the kernel until
-the writer has trouble or dies; no other runs while steps do.
+Nothing here waits: what can't be sent now is kept, or refused. A thread sleeps in the kernel until the writer
+has trouble or dies.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -40,8 +41,12 @@ _SILENT_S = 60.0
 _SOCKET_BYTES = 1 << 20
 
 
+_REASON_CHARS = 4000
+"""What is told of an error at most, so that a message always fits a packet."""
+
+
 class Link:
-    """One writer process. `put` and `step` may be called by any thread, `take_rows` by the engine's alone."""
+    """One writer process. `take_rows` and `step` are the engine's thread's alone; any may call all else."""
 
     def __init__(self, area: Area, directory: Path, template: Trailer, breaker: Breaker) -> None:
         self.gone: str | None = None
@@ -51,10 +56,10 @@ class Link:
         self._sent = 0
         self._number = 0
         self._waiting = 0
-        self._unsent: deque[Message] = deque()
+        self._unsent: deque[tuple[Message, bytes]] = deque()
         self._taken: deque[tuple[int, Ring]] = deque()
         self._open: dict[int, Trailer] = {}
-        self._ending: deque[tuple[int, int]] = deque()
+        self._ending: deque[tuple[int, int, int]] = deque()  # after which message which numbers end
         self._silent = self._closed = False
 
     def start(self) -> None:
@@ -140,7 +145,13 @@ class Link:
     def step(self, step: Step) -> bool:
         """Send a step; False when it can't be sent now: its rows are lost, their memory is not."""
         with self._lock:
-            sent = not self._unsent and self._send(step)
+            line = encode(step)
+            if len(line) <= MAX_BYTES:
+                self._unsent.append((step, line))
+                self.flush()
+            sent = len(line) <= MAX_BYTES and not self._unsent
+            if self._unsent and self._unsent[-1][0] is step:
+                self._unsent.pop()
             # The memory of rows that were not sent may be taken again at once: what still moves there now
             # moves before what comes next.
             after = self._sent if sent else self._next
@@ -149,16 +160,22 @@ class Link:
             return sent
 
     def put(self, message: Admit | Finish | Fail | FailAll) -> None:
-        """Send a message, in order and as soon as it can be."""
+        """Have a message sent with the next `flush`, in order; nothing is lost when that can't be at once."""
         with self._lock:
-            self._unsent.append(message)
-            self.flush()
+            if isinstance(message, Fail | FailAll):
+                message = replace(message, reason=message.reason[:_REASON_CHARS])
+            if isinstance(message, Finish | Fail):
+                self._ending.append((self._next, message.number, message.number))
+            elif isinstance(message, FailAll):
+                self._ending.append((self._next, 0, self._number))
+            self._unsent.append((message, encode(message)))
 
     def fail_all(self, reason: str) -> None:
         """Fail everything in flight; if the writer is gone, it is done here."""
         with self._lock:
             if self.gone is None:
                 self.put(FailAll(reason))
+                self.flush()
                 return
             left, self._open = self._open, {}
             self._unsent.clear()
@@ -166,10 +183,20 @@ class Link:
             self._fail_here(trailer, reason)
 
     def flush(self) -> None:
-        """Send what could not be sent before, as far as it can be now."""
+        """Send what waits for it, several messages a packet, as far as it can be sent now."""
         with self._lock:
-            while self._unsent and self._send(self._unsent[0]):
-                self._unsent.popleft()
+            while self._unsent:
+                lines: list[bytes] = []
+                room = MAX_BYTES
+                for _, line in self._unsent:
+                    room -= len(line)
+                    if room < 0:
+                        break
+                    lines.append(line)
+                if not self._send(lines):
+                    return
+                for _ in lines:
+                    self._unsent.popleft()
 
     def look(self) -> None:
         """Send what is left, and end a writer that stopped answering. Called every second or two."""
@@ -197,18 +224,17 @@ class Link:
         while self._taken and self._taken[0][0] <= handled:
             self._taken.popleft()[1].give_back()
         while self._ending and self._ending[0][0] <= handled:
-            self._open.pop(self._ending.popleft()[1], None)
+            _, first, last = self._ending.popleft()
+            for number in [number for number in self._open if first <= number <= last]:
+                del self._open[number]
 
-    def _send(self, message: Message) -> bool:
+    def _send(self, lines: Sequence[bytes]) -> bool:
+        """Send messages as one packet."""
         try:
-            self._socket.send(encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._socket.send(b"".join(lines), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
             return False  # full; if it is broken, `_watch` knows
-        self._sent += 1
-        if isinstance(message, Finish | Fail):
-            self._ending.append((self._sent, message.number))
-        elif isinstance(message, FailAll):
-            self._ending.extend((self._sent, number) for number in self._open)
+        self._sent += len(lines)
         return True
 
     def _watch(self) -> None:

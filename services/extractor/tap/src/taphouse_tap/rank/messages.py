@@ -1,4 +1,4 @@
-"""What the engine tells its writer process: one small message a packet, handled in order."""
+"""What the engine tells its writer process: small messages, several to a packet, handled in order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 MAX_BYTES = 1 << 17
-"""The largest message: a step of a thousand captures takes a seventh of it."""
+"""The largest packet: a step of a thousand captures takes a seventh of it."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,10 @@ _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Admit, Step
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as one packet."""
-    return json.dumps([type(message).__name__, *astuple(message)]).encode()
+    """Return a message as one line of a packet, with its end."""
+    return json.dumps([type(message).__name__, *astuple(message)]).encode() + b"\n"
 
 
-def decode(packet: bytes) -> Message:
-    """Return the message of a packet; raises `ValueError`, `KeyError` or `TypeError` when it is none."""
-    kind, *values = json.loads(packet)
-    return _KINDS[kind](*values)
+def decode(packet: bytes) -> list[Message]:
+    """Return the messages of a packet; raises `ValueError`, `KeyError` or `TypeError` when it has others."""
+    return [_KINDS[kind](*values) for kind, *values in map(json.loads, packet.splitlines())]

@@ -62,8 +62,9 @@ def run(writer: Writer, packets: queue.SimpleQueue[bytes], engine: socket.socket
         if not packet:
             writer.drop()
             return
-        writer.alive()
-        writer.handle(decode(packet))
+        for message in decode(packet):
+            writer.alive()
+            writer.handle(message)
 
 
 def _read(engine: socket.socket, packets: queue.SimpleQueue[bytes], ended: threading.Event) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from taphouse.slices import EXTRA_ARGS_KEY, BadOptIn, Start, verify_opt_in
+from taphouse.slices import EXTRA_ARGS_KEY, BadOptIn, verify_opt_in
 from taphouse_tap import compat
 
 from .breaker import Breaker
@@ -23,8 +23,7 @@ class Steps:
     def __init__(
         self,
         worker: Any,
-        start: Start,
-        tp_rank: int,
+        secret: bytes,
         *,
         staging: Staging,
         weights: Weights,
@@ -33,13 +32,16 @@ class Steps:
         counters: Counters,
         changed: Callable[[], None],
     ) -> None:
-        self._worker, self._start, self._tp_rank = worker, start, tp_rank
+        self._worker, self._secret = worker, secret
         self._staging, self._weights, self._link = staging, weights, link
         self._breaker, self._counters, self._changed = breaker, counters, changed
         self._active: dict[str, int] = {}  # the number of each request's capture
 
     def before(self, scheduler_output: Any) -> None:
-        """Look at what the scheduler sends: seal the finished, admit the new, poison the rows to come."""
+        """Look at what the scheduler sends: seal the finished, admit the new, poison the rows to come.
+
+        While capture is on no file is touched here: whether one is still wanted is the writer's business.
+        """
         if self._breaker.tripped:
             return
         began = time.perf_counter()
@@ -53,9 +55,10 @@ class Steps:
             for new in compat.new_requests(scheduler_output):
                 if EXTRA_ARGS_KEY in new.extra_args and new.request_id not in self._active:
                     self._admit(new)
-            rows = compat.row_count(scheduler_output)
-            if self._active and rows:
-                self._staging.poison(rows)
+            self._link.flush()
+            if not self._active.keys().isdisjoint(compat.scheduled(scheduler_output)):
+                self._staging.poison(compat.row_count(scheduler_output))
+            if self._active:
                 self._counters.held(time.perf_counter() - began)
         except Exception as error:
             self._breaker.trip("execute_model (before)", error)
@@ -109,17 +112,13 @@ class Steps:
             why = "the writer takes no more messages"
         for number, _, _ in parts:
             self._drop(number, why, retry=True)
+        self._link.flush()
 
     def _admit(self, new: compat.NewRequest) -> None:
         try:
-            opt_in = verify_opt_in(self._start.secret, new.extra_args[EXTRA_ARGS_KEY])
+            opt_in = verify_opt_in(self._secret, new.extra_args[EXTRA_ARGS_KEY])
         except BadOptIn:
             self._counters.forged += 1
-            return
-        if not self._start.is_claimed(opt_in.tag):
-            return  # The client left before its request ran, or the tag is an old one.
-        if (self._start.directory / f"{opt_in.tag}.t{self._tp_rank}.slice").exists():
-            self._counters.forged += 1  # This rank's slice is there already.
             return
         number = self._link.admit(opt_in, self._weights.epoch, new.token_ids)
         if number is None:

@@ -166,8 +166,7 @@ class WorkerTap:
         link = self._start_writer(start, staging)
         self.steps = Steps(
             self._worker,
-            start,
-            ranks.tp_rank,
+            start.secret,
             staging=staging,
             weights=weights,
             link=link,

@@ -109,12 +109,13 @@ class Writer:
             self._fail(message.number, message.reason, retry=message.retry)
 
     def _admit(self, new: Admit) -> None:
-        if any(capture.tag == new.tag for capture in self._captures.values()):
-            self._area.words[Word.FORGED] += 1  # a replay
-            return
         trailer = replace(self._template, tag=new.tag, prompt_len=new.prompt_len, weights_epoch=new.epoch)
         prompt = self._area.prompts[new.prompt_at : new.prompt_at + new.prompt_count].copy()
-        self._captures[new.number] = Capture(trailer, self._directory, new.max_rows, prompt)
+        capture = Capture(trailer, self._directory, new.max_rows, prompt)
+        if capture.sealed or any(other.tag == new.tag for other in self._captures.values()):
+            self._area.words[Word.FORGED] += 1  # a replay
+        elif not capture.abandoned:  # else its client left, or the tag is an old one: its rows are ignored
+            self._captures[new.number] = capture
 
     def _step(self, step: Step) -> None:
         words = self._area.words
