@@ -83,6 +83,21 @@ def test_ranks_that_refused_to_tap_are_in_the_status_with_their_reason(tmp_path:
     asyncio.run(go())
 
 
+def test_counters_of_ranks_are_summed_and_of_the_longest_holds_the_longest_is_told(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+    for rank, longest in enumerate((0.02, 0.01)):
+        bench.server.publish(rank, counters={"host_s": 1.5, "host_max_s": longest, "sealed": 2, "odd": "x"})
+
+    async def go() -> None:
+        bench.service.begin()
+        await settled(bench)
+        body = await get_status(bench)
+        assert body["counters"]["ranks"] == {"host_s": 3.0, "host_max_s": 0.02, "sealed": 4}
+        await bench.service.close()
+
+    asyncio.run(go())
+
+
 def test_a_rank_that_comes_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "TIDY_S", 0.05)
     bench = make_bench(tmp_path)

@@ -79,10 +79,11 @@ def _first_breaker(records: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _summed(records: list[dict[str, Any]]) -> dict[str, float]:
-    """Stage counters summed over the ranks."""
+    """Stage counters summed over the ranks; of `_max_` the largest."""
     total: dict[str, float] = {}
     for record in records:
         for name, value in (record.get("counters") or {}).items():
             if isinstance(value, (int, float)):
-                total[name] = total.get(name, 0) + value
+                before = total.get(name, 0)
+                total[name] = max(before, value) if "_max_" in name else before + value
     return total
