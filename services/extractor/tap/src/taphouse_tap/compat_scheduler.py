@@ -1,7 +1,7 @@
 """vLLM's internals in the engine core: its schedulers and their requests.
 
-The third of the files that name vLLM's internals (`compat.py`: workers, `compat_server.py`: API servers).
-Touched here, and run on 0.32.0 (CPU, V1 runner) and 0.22.1 (GPU). Other versions keep vLLM's own scheduler
+One of the files that name vLLM's internals (`compat.py`: workers, `compat_server.py`: API servers). Touched
+here, and run on 0.32.0 (CPU, V1 runner) and 0.22.1 (GPU, V1 and V2). Other versions keep vLLM's own scheduler
 unless allowed.
 
 =======================================================  ====================================================
@@ -20,6 +20,8 @@ pool's `.free_block_queue`                               the cached ones, unless
 `SchedulerOutput.preempted_req_ids`                      0.22.1 only: names those preempted before the step
 `.num_spec_tokens`                                       what a prompt of one token is padded with
 `Request.num_tokens_with_spec`                           how vLLM knows what a running request may compute
+`.skipped_waiting`, `.reset_preempted_req_ids`           where a version has them: who waits, who was told
+`.connector`, `.kv_cache_config`                         engines that can't have two classes; cache groups
 `Request.priority`                                       extraction is preempted first under either policy
 =======================================================  ====================================================
 """

@@ -1,6 +1,6 @@
 """vLLM's internals on the API server's side: engine client, tokenisation service, keys.
 
-The other half of `taphouse_tap.compat` (the workers' side); how requests are timed is in `compat_timing`.
+`taphouse_tap.compat` has the workers' side; how requests are timed is in `compat_timing`.
 Touched here:
 
 =====================================================  =============  =============
