@@ -67,6 +67,17 @@ def short_llama() -> Path:
     return made("short-llama", lambda directory: _make_llama(directory, layers=2))
 
 
+MLA = [
+    *("--compilation-config", '{"custom_ops": ["none"], "pass_config": {"fuse_allreduce_rms": false}}'),
+    *("--attention-backend", "CPU_MLA"),
+]
+"""Flags for models with MLA on a CPU.
+
+Without vLLM's own kernels, which compute MLA wrong when eager, tapped or not; and with the attention that
+takes float32: where a CPU has AMX vLLM prefers one that takes bfloat16 alone, and the engine does not start.
+"""
+
+
 def tiny_deepseek() -> Path:
     """A DeepseekV3 (MLA, shared and routed experts) of 5 layers, hidden 256."""
     return made("deepseek", _make_deepseek)

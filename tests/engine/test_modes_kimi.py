@@ -28,7 +28,7 @@ from tests.engine.capturing import (
     status,
     until_capturing,
 )
-from tests.engine.checkpoints import tiny_deepseek, tiny_kimi
+from tests.engine.checkpoints import MLA, tiny_deepseek, tiny_kimi
 from tests.engine.launch import Engine, launch
 
 pytestmark = pytest.mark.engine
@@ -38,18 +38,9 @@ IMAGE_TOKENS = 16
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """Images on; without vLLM's own CPU kernels, which compute MLA wrong when eager, tapped or not.
-
-    Its workers do not start as forks.
-    """
-    options = {"custom_ops": ["none"], "pass_config": {"fuse_allreduce_rms": False}}
-    args = ["--max-model-len", "1024", "--max-num-batched-tokens", "1024"]
-    args += [
-        "--limit-mm-per-prompt",
-        json.dumps({"vision_chunk": 2}),
-        "--compilation-config",
-        json.dumps(options),
-    ]
+    """Images on. Its workers do not start as forks."""
+    args = ["--max-model-len", "1024", "--max-num-batched-tokens", "1024", *MLA]
+    args += ["--limit-mm-per-prompt", json.dumps({"vision_chunk": 2})]
     with launch(tiny_kimi(), layers=LAYERS, tensor_parallel_size=2, args=args, forked=False) as running:
         until_capturing(running)
         yield running

@@ -17,7 +17,7 @@ from tests.engine.capturing import (
     until,
     until_capturing,
 )
-from tests.engine.checkpoints import tiny_deepseek, tiny_llama
+from tests.engine.checkpoints import MLA, tiny_deepseek, tiny_llama
 from tests.engine.launch import Engine, launch
 from tests.engine.other_checkpoints import tiny_gpt2, tiny_lfm2
 
@@ -27,9 +27,6 @@ ROOT = str(Path(__file__).resolve().parents[2])
 PROMPT = prompt(200, 1)
 SHORT = ["--max-model-len", "512"]
 EXTENSION = [*SHORT, "--worker-extension-cls", "tests.engine.mode_faults.HiddenStatesExtension"]
-MLA = ["--compilation-config", '{"custom_ops": ["none"], "pass_config": {"fuse_allreduce_rms": false}}']
-"""Without vLLM's own CPU kernels, which compute MLA wrong when eager."""
-
 UNKNOWN = {"PYTHONPATH": ROOT, "TEST_MODE_FAULT": "version:9.9.9"}
 
 
