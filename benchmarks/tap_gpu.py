@@ -5,8 +5,9 @@
     python3 benchmarks/tap_gpu.py --shape kimi-k2.5 --tp 8 --runners V1
 
 Untapped, tapped and a second untapped engine (and vLLM's own `extract_hidden_states`, the peer) are up
-together, one at work at a time, in rounds of the order A B C B A; what is claimed is the median over rounds
-of B / A with its 95 % bootstrap interval, beside the A/A of C / A. Sections:
+together, one at work at a time, in rounds of the orders A B C B A and C B A B C; what is claimed is the
+median over rounds of B beside the mean of A and C with its 95 % bootstrap interval, beside the A/A of C / A.
+Sections:
 
     check     greedy tokens from captured states, among requests that did not opt in
     bitwise   logprobs of identical fixed batches, compared bit by bit

@@ -18,6 +18,8 @@ from .shapes import Shape
 _LEAD_TOKENS = 6
 """Tokens of each request before inter-token latency counts: by then all prompts have run."""
 
+_SETTLED_TOKENS = 30
+"""Tokens of each stream before steps of a mixed window count."""
 
 _AHEAD_A_SECOND = 60
 _AHEAD_BYTES = 8 << 30
@@ -153,19 +155,27 @@ class Load:
     def mixed(self, seconds: float, capture: bool, seed: int) -> dict[str, Any]:
         """Ordinary streams decode while one prompt after another runs, captured or not.
 
-        Returns engine steps with and without prompt tokens, and the streams' gaps between tokens (ms).
+        Returns engine steps with and without prompt tokens, and the streams' gaps between tokens (ms), once
+        all streams decode.
         """
         shape, rng = self._shape, random.Random(seed)
         consumer, ahead = self._consumer(capture, shape.mixed_length, self._many(seconds))
+        room = shape.max_model_len - 64
+        streams = {
+            self.add(prompt, room, output_kind=RequestOutputKind.DELTA): 0.0
+            for prompt in self.prompts([32] * shape.mixed_streams, rng.randrange(1 << 30))
+        }
+        settling = dict.fromkeys(streams, _SETTLED_TOKENS)
+        while max(settling.values()) > 0:
+            for output in self._engine.step():
+                settling[output.request_id] -= len(output.outputs[0].token_ids)
         self._llm.collective_rpc("bench_log_steps", args=(True,))
-        streams: dict[str, float] = {}
         gaps: list[float] = []
         running: set[str] = set()
         sent = 0
-        room = shape.max_model_len - 64
         began = time.perf_counter()
         while time.perf_counter() - began < seconds:
-            while len(streams) < shape.mixed_streams:
+            while len(streams) < shape.mixed_streams:  # one came to the model's length
                 (prompt,) = self.prompts([32], rng.randrange(1 << 30))
                 streams[self.add(prompt, room, output_kind=RequestOutputKind.DELTA)] = 0.0
             if not running:

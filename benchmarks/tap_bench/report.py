@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .stats import differing, paired, tails
+from .stats import differing, paired, tails, tails_of_windows
 from .wave import Wave
 
 _PAIRED_WITH = {"prefill, all captured (tok/s)": "prefill, tap idle (tok/s)"}
@@ -27,7 +27,8 @@ def _figures(wave: Wave) -> Iterator[dict[str, Any]]:
     for figure, engines in wave.values.items():
         if figure == "steady":
             continue
-        base = wave.values.get(_PAIRED_WITH.get(figure, figure), {}).get("untapped", {})
+        beside = wave.values.get(_PAIRED_WITH.get(figure, figure), {})
+        base = _both(beside.get("untapped", {}), beside.get("untapped2", {}))
         other = engines.get("peer" if figure.startswith("peer") else "tapped", {})
         if not other or not base:
             continue
@@ -35,8 +36,21 @@ def _figures(wave: Wave) -> Iterator[dict[str, Any]]:
         rounds = sorted(base.keys() & other.keys())
         summary |= paired([other[r] for r in rounds], [base[r] for r in rounds])
         if not figure.startswith("peer") and figure not in _PAIRED_WITH:
-            summary["same"] = _same(base, engines.get("untapped2", {}))
+            summary["same"] = _same(engines.get("untapped", {}), engines.get("untapped2", {}))
         yield summary
+
+
+def _both(first: dict[int, list[float]], second: dict[int, list[float]]) -> dict[int, list[float]]:
+    """The means of both untapped engines in each round: two of them differ by as much as the tap costs.
+
+    Where there is a second one, rounds that it lacks (cut off by the budget) are left out.
+    """
+    if not second:
+        return {number: [statistics.fmean(values)] for number, values in first.items()}
+    return {
+        number: [statistics.fmean(first[number]), statistics.fmean(second[number])]
+        for number in first.keys() & second.keys()
+    }
 
 
 def _same(base: dict[int, list[float]], second: dict[int, list[float]]) -> dict[str, object]:
@@ -73,18 +87,22 @@ def _bitwise(wave: Wave) -> Iterator[dict[str, Any]]:
 
 
 def _mixed(wave: Wave) -> Iterator[dict[str, Any]]:
-    pools: dict[str, dict[str, list[float]]] = {}
+    """Percentiles over all windows; A/A: each round's second idle window beside its first."""
+    windows: dict[str, dict[str, list[list[float]]]] = {}
     taken, expected, errors = 0, 0, 0
     for step, answer in _answers(wave, "mixed"):
         for name in ("prompt_steps_ms", "decode_steps_ms", "gaps_ms"):
-            pools.setdefault(name, {}).setdefault(step.figure, []).extend(answer[name])
+            windows.setdefault(name, {}).setdefault(step.figure, []).append(answer[name])
         taken += answer.get("taken_bytes", 0)
         expected += answer.get("bytes_expected", 0)
         errors += answer.get("taken_errors", 0)
-    for name, pool in pools.items():
-        summary: dict[str, Any] = {"name": "captured_over_idle", "of": name}
-        for label, share in (("p50", 0.5), ("p99", 0.99)):
-            summary[label] = tails(pool.get("captured", []), pool.get("idle", []), share)
+    for name, kinds in windows.items():
+        captured, idle = kinds.get("captured", []), kinds.get("idle", [])
+        summary: dict[str, Any] = {"name": "captured_over_idle", "of": name, "windows": len(idle)}
+        for label, share in _SHARES.items():
+            summary[label] = tails_of_windows(captured, idle, share)
+            same = tails_of_windows(idle[1::2], idle[0::2], share)
+            summary[f"{label}_same"] = {k: same[k] for k in ("ratio", "interval")}
         yield summary
     hosts: dict[str, list[tuple[float, float, float]]] = {}
     for step, answer in _answers(wave, "mixed"):
@@ -92,7 +110,7 @@ def _mixed(wave: Wave) -> Iterator[dict[str, Any]]:
         hosts.setdefault(step.figure, []).extend((ms, *host) for ms, host in told)
     for figure, steps in hosts.items():
         yield {"name": "slowest_prompt_steps", "figure": figure, **_slowest(steps)}
-    if pools:
+    if windows:
         bytes_ = {"bytes_taken": taken, "bytes_expected": expected, "equal": taken == expected}
         yield {"name": "mixed_bytes", **bytes_, "errors": errors}
 

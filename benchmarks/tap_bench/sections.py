@@ -77,8 +77,12 @@ class Plan:
                 yield _step("warm-up", engine, "prefill", 0, 0.8, **prefill)
 
     def _round(self, number: int) -> Iterator[Step]:
-        """A B C B A at every figure; captured prefill beside the tapped engine's idle one."""
-        order = ("untapped", "tapped", "untapped2", "tapped", "untapped")
+        """A B C B A and C B A B C in rounds by turns, A B B A without C; prefill captured beside idle.
+
+        So neither untapped engine is favoured: one that just was at work may have an advantage.
+        """
+        first, last = ("untapped", "untapped2")[:: -1 if "untapped2" in self.engines and number % 2 else 1]
+        order = (first, "tapped", last, "tapped", first)
         order = [engine for engine in order if engine in self.engines]
         for batch in self.shape.batch_sizes if "decode" in self.wanted else ():
             for turn, engine in enumerate(order):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 _RESAMPLES = 2000
+_LEAST_WINDOWS = 6
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -66,6 +68,38 @@ def tails(over: Sequence[float], under: Sequence[float], share: float) -> dict[s
         "under": round(percentile(under, share), 4),
         "steps": [len(over), len(under)],
     }
+
+
+def tails_of_windows(
+    over: Sequence[Sequence[float]], under: Sequence[Sequence[float]], share: float
+) -> dict[str, object]:
+    """As `tails`, of windows: slow moments of a machine last, so whole windows are drawn for the interval.
+
+    With fewer than `_LEAST_WINDOWS` a side there is no interval: it would seem surer than it is.
+    """
+    over, under = [w for w in over if w], [w for w in under if w]
+    if not over or not under:
+        return {"ratio": None, "interval": None}
+    pooled = tails(list(chain.from_iterable(over)), list(chain.from_iterable(under)), share)
+    if min(len(over), len(under)) < _LEAST_WINDOWS:
+        return {**pooled, "interval": None}
+    rng = np.random.default_rng(0)
+    one, two = (_percentiles_of_windows(windows, share, rng) for windows in (over, under))
+    low, high = np.quantile(one / two, (0.025, 0.975))
+    return {**pooled, "interval": [round(float(low), 4), round(float(high), 4)]}
+
+
+def _percentiles_of_windows(
+    windows: Sequence[Sequence[float]], share: float, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """The percentile (nearest rank) of each of `_RESAMPLES` draws of as many windows, pooled."""
+    arrays = [np.asarray(window, np.float64) for window in windows]
+    found = np.empty(_RESAMPLES)
+    for number in range(_RESAMPLES):
+        pool = np.concatenate([arrays[i] for i in rng.integers(0, len(arrays), len(arrays))])
+        rank = min(len(pool) - 1, int(share * len(pool)))
+        found[number] = np.partition(pool, rank)[rank]
+    return found
 
 
 def differing(one: list[list[int]], two: list[list[int]]) -> dict[str, int]:

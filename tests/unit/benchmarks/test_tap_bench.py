@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from benchmarks.tap_bench.consumer import take
-from benchmarks.tap_bench.stats import differing, percentile, tails
+from benchmarks.tap_bench.report import _figures
+from benchmarks.tap_bench.stats import differing, percentile, tails, tails_of_windows
 
 from taphouse.slices import SliceWriter, Trailer
 
@@ -81,3 +84,31 @@ def test_the_interval_of_a_percentile_is_that_of_drawn_resamples() -> None:
     )
     assert found["interval"] == pytest.approx([drawn[50], drawn[1949]], rel=0.06)
     assert found["ratio"] == pytest.approx(percentile(over, 0.9) / percentile(under, 0.9), abs=1e-4)
+
+
+def test_slow_moments_that_last_make_the_interval_of_windows_wide() -> None:
+    """One window of eight is slow: drawn step by step its p99 seems sure, drawn by windows it isn't."""
+    rng = random.Random(2)
+    even = [[rng.gauss(5.0, 0.1) for _ in range(200)] for _ in range(8)]
+    slow = [[value + (3.0 if number == 5 else 0.0) for value in w] for number, w in enumerate(even)]
+    pooled = tails(list(chain(*slow)), list(chain(*even)), 0.99)
+    found = tails_of_windows(slow, even, 0.99)
+    assert found["ratio"] == pooled["ratio"] and found["steps"] == [1600, 1600]
+    low, high = found["interval"]  # type: ignore[misc]
+    assert low < 1.05 and high > 1.5 and pooled["interval"][0] > 1.5  # type: ignore[index]
+    assert tails_of_windows(even, even, 0.5)["interval"] == pytest.approx([1.0, 1.0], abs=0.01)
+    assert tails_of_windows([], even, 0.5)["ratio"] is None
+
+
+def test_the_tapped_engine_is_compared_with_the_mean_of_both_untapped_ones() -> None:
+    values = {
+        "decode": {
+            "untapped": {0: [4.0, 4.0], 1: [4.0]},
+            "untapped2": {0: [4.4], 1: [4.4, 4.4]},
+            "tapped": {0: [4.2, 4.2], 1: [4.2, 4.2]},
+        },
+        "prefill": {"untapped": {0: [100.0]}, "tapped": {0: [99.0]}},
+    }
+    decode, prefill = _figures(SimpleNamespace(values=values))  # type: ignore[arg-type]
+    assert decode["ratio"] == pytest.approx(1.0) and decode["same"]["ratio"] == pytest.approx(1.1)
+    assert prefill["ratio"] == pytest.approx(0.99)
