@@ -18,6 +18,7 @@ from tests.engine.capturing import (
     prompt,
     ranks_counter,
     rpc,
+    status,
     until,
     until_capturing,
 )
@@ -39,6 +40,7 @@ def engine() -> Iterator[Engine]:
     env = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "VLLM_SERVER_DEV_MODE": "1"}
     with launch(tiny_llama(), layers=LAYERS, args=args, env=env, two_classes=False) as running:
         until_capturing(running)
+        assert status(running)["isolation"]["scheduler"] == "absent"
         yield running
 
 

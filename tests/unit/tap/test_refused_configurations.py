@@ -75,6 +75,7 @@ def test_what_ran_is_not_refused(tmp_path: Path, config: dict[str, Any]) -> None
             {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
             "KV connectors",
         ),
+        (LLAMA, {"compilation_config": {"use_inductor_graph_partition": True}}, "graph partition"),
         (LLAMA, {"tensor_parallel_size": 2, "nnodes": 2}, "several hosts"),
         (LLAMA, {"runner": "pooling"}, "generating"),
         (HYBRID, {}, "hybrid"),
